@@ -1,0 +1,86 @@
+"""What a certificate rests on, and what it does not promise, in words that a privacy officer can check one by one."""
+
+from __future__ import annotations
+
+from .missrate import Redraws, Review
+from .pairs import ADJACENCIES
+from .setting import Setting
+
+_SAMPLERS = {
+    "poisson": "Every step includes each private record independently with the ledger's sampling rate; empty batches "
+    "are noised and counted like any other, and sums are divided by a public constant.",
+    "fixed-size": "Every step draws a batch of fixed size without replacement, afresh.",
+    "shuffled": "Each record takes part exactly once an epoch; no amplification is claimed.",
+    "public": "Who takes part in a step may be public; no amplification is claimed.",
+}
+
+
+def assumptions(setting: Setting, evidence: Redraws | Review | None, selected: bool = False) -> list[dict[str, str]]:
+    """The assumptions under which the certificate's numbers hold, each with a stable id."""
+    found = {
+        "adjacency": f"Neighbouring corpora: {ADJACENCIES[setting.adjacency]}. A secret lies inside one record; one that "
+        "straddles a split counts as two records.",
+        "sampler": _SAMPLERS[setting.sampler],
+        "clipping": f"Each record's contribution to a step has norm at most {setting.clipping_norm:g}, rounding included.",
+        "coins": "Sampling and noise coins come from the operating system's entropy, are fresh after every resume, and are "
+        "never stored.",
+        "ledger": "Every use of private records that influenced the model is in the ledger, discarded runs included.",
+        "public-part": "Noiseless steps see only the public part, the released iterates and public constants (schedules, "
+        "step counts, early stopping and the vocabulary included).",
+        "policies": "Both policies look at one record at a time and were fixed before they saw the corpus; literal <MASK> "
+        "was escaped at intake; a record that holds a mask or a hit is private.",
+        "record-alignment": "Records are split before screening and never packed, concatenated or split again.",
+    }
+    if selected:
+        found["selection"] = (
+            "The number of runs was drawn from the ledger's Poisson distribution before the first run; the other runs, "
+            "their number and all intermediate states stay secret."
+        )
+    if setting.k_detected == 0:
+        found["mask-consistency"] = (
+            "If the policy detects a secret, it labels the record with <MASK> in the secret's place in the same way."
+        )
+    if setting.recall_class is not None:
+        found["recall-class"] = f"The conservative policy flags by construction: {setting.recall_class}."
+    if setting.dedup == "bloom":
+        found["bloom"] = (
+            f"The Bloom filter's key is random and secret; its cost {setting.bloom_delta:g} is inside delta."
+        )
+    if setting.method == "jft" and setting.jft_phase1 == "direct":
+        found["phase1-screening"] = "Phase 1's redaction catches the secret and redacts the record alike without it."
+    if setting.method == "jft" and setting.jft_phase1 == "hand-screened":
+        found["phase1-screening"] = (
+            "Phase 1's records were chosen by index before anyone looked, sanitised without a miss, and none was dropped."
+        )
+    if setting.method == "sdp":
+        found["mask-pattern"] = "Neighbouring corpora have equal lengths and equal mask patterns."
+    if isinstance(evidence, Redraws):
+        found["evidence"] = (
+            "The labelled redraws are independent draws of the secret into the very slot the claim is about, counted by "
+            "screening twice; their number was fixed beforehand; labels used to tune a policy are not among them."
+        )
+    if isinstance(evidence, Review):
+        found["evidence"] = (
+            "Reviewed records were drawn uniformly with replacement from public and private records before dedup, and "
+            "the reviewer found every secret in them; labels used to tune a policy are not among them."
+        )
+    return [{"id": name, "text": text} for name, text in found.items()]
+
+
+def not_promised(setting: Setting) -> list[str]:
+    """What nobody may read into the certificate."""
+    found = [
+        "Nothing is promised about validation and test records: they are outside the certificate.",
+        "Correlated secrets add up: a value that appears in several records, or that others reveal, needs the group "
+        "guarantee for that many records.",
+        "The text around a secret, the fact that a record exists, its length and where the masks are, are not protected.",
+        "Timing and other side channels of the training machine are not covered.",
+        "A guarantee bounds what the model adds to an attacker's knowledge, not what the attacker knew already.",
+    ]
+    if setting.method == "sdp":
+        return ["Tokens that the policy misses have no guarantee at all.", *found]
+    if setting.conservative != "everything" and setting.method != "jft":
+        found.insert(0, "A secret that no policy flags is trained on without noise and has no guarantee.")
+    if setting.method == "jft" and setting.jft_phase1 != "noised":
+        found.insert(0, "A secret that phase 1's redaction misses is trained on without noise and has no guarantee.")
+    return found

@@ -1,0 +1,76 @@
+"""Ceilings: what no attack can exceed if the curve holds, for records whose masking was a coin flip.
+
+In: a curve. Out: bounds on accuracy, true-positive rate and exposure. They do not apply to public records, to secrets
+chosen by other means than a coin, or to comparisons between differently distributed strings (guarantees §8).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .curves import Array, PrivacyCurve
+from .events import check_count, check_number
+
+
+class Ceilings:
+    """The trade-off ceilings under one curve."""
+
+    def __init__(self, curve: PrivacyCurve) -> None:
+        self.curve = curve
+        top = min(curve.epsilon(1e-8 + 4 * curve.rounding), 700.0)
+        self._epsilons = np.concatenate([np.linspace(0, top, 2000), [top * 1.1 + 1]])
+        self._deltas = curve.deltas(self._epsilons)
+
+    def tpr(self, fpr: float | Array) -> Array:
+        """f(p) = min over ε of e^ε·p+δ(ε): the largest true-positive rate at a false-positive rate.
+
+        *Formal guarantees.* Each ε of the grid gives a valid bound, from either direction (the second is
+        1−TPR ≥ e^{−ε}(1−FPR−δ)); a coarse grid is looser, never wrong.
+        """
+        p = np.atleast_1d(np.asarray(fpr, dtype=float))[:, None]
+        with np.errstate(over="ignore"):
+            rising = np.exp(self._epsilons) * p + self._deltas
+            falling = 1 - np.exp(-self._epsilons) * (1 - p - self._deltas)
+        best: Array = np.minimum(1.0, np.minimum(rising, falling).min(axis=1))
+        return best
+
+    def accuracy(self) -> float:
+        """Balanced accuracy: (1+δ(0))/2."""
+        return (1 + self.curve.delta(0.0)) / 2
+
+    def exposure_tail(self, bits: float, canaries: int = 1) -> float:
+        """The largest probability that the most exposed of `canaries` uniform canaries shows at least `bits`."""
+        check_number("bits", bits, 0, math.inf, low_open=False)
+        check_count("canaries", canaries)
+        return float(min(1.0, canaries * self.tpr(2.0**-bits)[0]))
+
+    def exposure_mean(self, space: int, canaries: int = 1) -> float:
+        """The largest expected exposure (of the most exposed of `canaries`) over a space of that many candidates.
+
+        *Formal guarantees.* ∫ min(1, c·f(2^-b)) db over [0, log₂ space], summed from the left: the integrand falls in
+        b, so that the sum is an upper bound.
+        """
+        check_count("space", space, low=2, high=10**18)
+        check_count("canaries", canaries)
+        bits = np.linspace(0, math.log2(space), 4001)
+        tail = np.minimum(1.0, canaries * self.tpr(2.0**-bits))
+        return float(np.sum(tail[:-1] * np.diff(bits)))
+
+
+def generic_accuracy(epsilon: float, delta: float) -> float:
+    """The looser ceiling that knows one (ε, δ) only: (e^ε+δ)/(1+e^ε)."""
+    return (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
+
+
+def generic_exposure_mean(epsilon: float, delta: float, space: int) -> float:
+    """The looser exposure ceiling from one (ε, δ): (1+ε)/ln 2 + δ·log₂ space."""
+    return (1 + epsilon) / math.log(2) + delta * math.log2(space)
+
+
+def chance_exposure(space: int, canaries: int = 1) -> float:
+    """The expected exposure (of the most exposed of `canaries`) when the model knows nothing."""
+    bits = np.linspace(0, math.log2(space), 4001)
+    tail = 1 - (1 - 2.0**-bits) ** canaries
+    return float(np.trapezoid(tail, bits))

@@ -1,0 +1,417 @@
+"""The certificate: a ledger, a δ and labelled evidence in; every guarantee with its assumptions out, or a refusal.
+
+A certificate is a pure function of those three, which is what makes `verification` possible without data. Where it
+would be false it is not made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import optimize
+
+from ..errors import BadInput, ConfideError, Refused
+from .assumptions import assumptions, not_promised
+from .bayesian import corpus_epsilon, jft_epsilon, slot_epsilon
+from .ceilings import Ceilings, chance_exposure
+from .curves import Curve, check_delta, gaussian_delta
+from .events import FixedSizeGaussian, Noiseless, Selection, SelectiveGaussian, Step, flatten, to_plain
+from .ledger import Ledger
+from .missrate import SKIPPED, Redraws, Review
+from .pairs import ADJACENCIES
+from .selection import SelectionCurve, any_curve
+from .setting import Setting, refuse_unsound
+
+VERSION = 1
+GROUPS = tuple(range(1, 11))
+LARGEST_GROUP = 20
+TRADE_OFF = (1e-4, 1e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+EXPOSURE_SPACE = 10**6
+
+AnyCurve = Curve | SelectionCurve
+Evidence = Redraws | Review
+
+
+def issue(ledger: Ledger, delta: float, evidence: Evidence | None = None, subject: str = "") -> dict[str, Any]:
+    """The certificate of a run.
+
+    *Formal guarantees.* Every number is an upper bound under the certificate's `assumptions`, for the adjacency,
+    sampler and unit that it names. Settings for which no proof exists raise `Refused`, each with its reason.
+    """
+    check_delta(delta)
+    setting = Setting.from_plain(ledger.setting)
+    refuse_unsound(setting)
+    _refuse_ledger(setting, ledger)
+    training_delta = _training_delta(setting, delta)
+    main, phases = _curves(setting, ledger)
+    bounds = _bounds(setting, evidence)
+    guarantees = _guarantees(setting, ledger, main, phases, delta, training_delta, evidence)
+    return {
+        "confide_certificate": VERSION,
+        "subject": subject,
+        "method": setting.method,
+        "delta": delta,
+        "adjacency": {"name": setting.adjacency, "meaning": ADJACENCIES[setting.adjacency]},
+        "unit": setting.unit,
+        "sampler": setting.sampler,
+        "accountant": "privacy loss distribution of the dominating pairs, pessimistic, both directions (dp_accounting)",
+        "setting": setting.to_plain(),
+        "ledger": {
+            "length": ledger.length,
+            "head": ledger.head,
+            "steps": sum(step.count for _, event in ledger.spent for step in flatten([event])),
+            "charged": [to_plain(event) for event in ledger.charged()],
+        },
+        "k": {"missed": setting.k_missed, "detected": setting.k_detected, "meaning": _K_MEANING},
+        "order": setting.order,
+        "policies": {"policy": setting.policy, "conservative": setting.conservative},
+        "evidence": _plain_evidence(evidence),
+        "bounds": bounds,
+        "guarantees": guarantees,
+        "gdp": _gdp(main, training_delta),
+        "trade_off": _trade_off(main),
+        "ceilings": _ceilings(main),
+        "assumptions": assumptions(setting, evidence, isinstance(main, SelectionCurve)),
+        "not_promised": not_promised(setting),
+    }
+
+
+_K_MEANING = "training records that change when one occurrence of a secret is masked"
+
+
+def write(certificate: Mapping[str, Any], path: str | Path) -> None:
+    """Write a certificate so that a crash leaves the old file or the new one, never half of one."""
+    path = Path(path)
+    draft = path.with_name(path.name + ".part")
+    try:
+        with open(draft, "w", encoding="utf-8") as file:
+            os.chmod(draft, 0o600)
+            json.dump(certificate, file, indent=2, ensure_ascii=False, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError as error:
+        raise ConfideError(f"cannot write the certificate {path}: {error.strerror}") from None
+
+
+def _refuse_ledger(setting: Setting, ledger: Ledger) -> None:
+    steps = _all_steps(ledger)
+    if not steps:
+        raise Refused("no certificate: the ledger holds no step, so that nothing was trained")
+    noiseless_allowed = setting.method == "jft" and setting.jft_phase1 != "noised"
+    for phase in ledger.phases:
+        noisy = [s for s in _all_steps(ledger, phase) if not isinstance(s, Noiseless)]
+        plain = [s for s in _all_steps(ledger, phase) if isinstance(s, Noiseless)]
+        if plain and not (noiseless_allowed and phase == "phase1"):
+            raise Refused(
+                f"no certificate: phase {phase!r} took {sum(s.count for s in plain)} steps without noise on text that "
+                "may hold secrets; no finite epsilon holds"
+            )
+        for step in noisy:
+            if step.sampler != "none" and step.sampler != setting.sampler:
+                raise Refused(
+                    f"no certificate: the data were sampled as {setting.sampler!r}, but the ledger accounts for "
+                    f"{step.sampler!r} steps; a shuffled or fixed-size loader must not be counted as Poisson sampling"
+                )
+            if isinstance(step, SelectiveGaussian) and setting.method != "sdp":
+                raise Refused("no certificate: selective steps belong to the method sdp only")
+    if setting.method == "jft" and not set(ledger.phases) <= {"phase1", "phase2"}:
+        raise Refused("no certificate: a jft ledger has the phases 'phase1' and 'phase2' only")
+    if setting.method == "jft" and not any(not isinstance(s, Noiseless) for s in _all_steps(ledger, "phase2")):
+        raise Refused("no certificate: the jft ledger holds no noised step of phase 2")
+
+
+def _all_steps(ledger: Ledger, phase: str | None = None) -> list[Step]:
+    charged = ledger.charged(phase)
+    inner = [e.events if isinstance(e, Selection) and e.mean_runs is not None else (e,) for e in charged]
+    return flatten(event for events in inner for event in events)
+
+
+def _training_delta(setting: Setting, delta: float) -> float:
+    """δ minus what a Bloom filter may cost (guarantees §2)."""
+    if setting.dedup != "bloom":
+        return delta
+    rest = delta - setting.bloom_delta
+    if rest < delta / 2:
+        raise Refused(
+            f"no certificate: the Bloom filter's false positives alone may cost delta {setting.bloom_delta:g}, of "
+            f"{delta:g} in all; give it more bits, or use exact dedup"
+        )
+    return rest
+
+
+def _curves(setting: Setting, ledger: Ledger) -> tuple[AnyCurve, dict[int, AnyCurve]]:
+    """The curve of a missed secret's k, and those of groups where they are proven."""
+    phase = None if setting.method != "jft" or setting.jft_phase1 == "noised" else "phase2"
+    events = ledger.charged(phase)
+    ks = {setting.k_missed, *GROUPS, LARGEST_GROUP}
+    if any(isinstance(step, FixedSizeGaussian) for step in _all_steps(ledger)):
+        if setting.k_missed > 1:
+            raise Refused("no certificate: fixed-size batches are proven for k=1 only; sample with Poisson")
+        ks = {1}
+    if any(isinstance(step, SelectiveGaussian) and step.participation < 1 for step in _all_steps(ledger)):
+        ks = {setting.k_missed}
+    curves = {k: any_curve(events, setting.adjacency, k) for k in sorted(ks)}
+    return curves[setting.k_missed], curves
+
+
+def _bounds(setting: Setting, evidence: Evidence | None) -> dict[str, Any] | None:
+    if evidence is None:
+        return None
+    if setting.method not in ("crt", "jft"):
+        raise Refused(
+            f"no certificate: a miss rate says nothing about {setting.method}, which trains on the text unredacted; "
+            "leave the evidence out"
+        )
+    public = (
+        evidence.missed_public
+        if isinstance(evidence, Redraws)
+        else sum(int(r[2]) for r in evidence.records if r != SKIPPED)
+    )
+    if public and setting.conservative == "everything":
+        raise Refused("no certificate: the evidence counts public misses, but every record is said to be private")
+    gamma, delta2 = evidence.bounds(setting.all_flagged)
+    scope = "slot" if isinstance(evidence, Redraws) else "corpus"
+    method = "Clopper-Pearson" if isinstance(evidence, Redraws) else "always-valid e-process"
+    return {"gamma": gamma, "delta2": delta2, "confidence": evidence.confidence, "scope": scope, "method": method}
+
+
+def _plain_evidence(evidence: Evidence | None) -> dict[str, Any] | None:
+    if evidence is None:
+        return None
+    kind = "redraws" if isinstance(evidence, Redraws) else "review"
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(evidence)))  # tuples as they will be read back
+    return {"kind": kind, **plain}
+
+
+def evidence_from_plain(plain: Mapping[str, Any] | None) -> Evidence | None:
+    """The evidence that a certificate carries."""
+    if plain is None:
+        return None
+    values = {name: value for name, value in plain.items() if name != "kind"}
+    try:
+        if plain.get("kind") == "redraws":
+            return Redraws(**values)
+        if plain.get("kind") == "review":
+            records = tuple(r if isinstance(r, str) else tuple(r) for r in values.pop("records"))
+            return Review(records=records, **values)
+    except (TypeError, KeyError) as error:
+        raise BadInput(f"the certificate's evidence cannot be read: {error}") from None
+    raise BadInput(f"the certificate's evidence has the unknown kind {plain.get('kind')!r}")
+
+
+def up(value: float) -> str:
+    """A number for people: three significant digits, rounded upwards."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    unit = 10.0 ** (math.floor(math.log10(abs(value))) - 2)
+    return f"{math.ceil(value / unit - 1e-9) * unit:.3g}"
+
+
+def _guarantee(name: str, epsilon: float, delta: float, k: int, sentence: str, **more: Any) -> dict[str, Any]:
+    finite = math.isfinite(epsilon)
+    return {
+        "name": name,
+        "epsilon": epsilon if finite else None,
+        "delta": delta,
+        "k": k,
+        "sentence": sentence,
+        **more,
+    }
+
+
+def _odds(epsilon: float, delta: float) -> str:
+    factor = f"e^{up(epsilon)}" + (f" = {up(math.exp(epsilon))}" if epsilon < 12 else "")
+    return (
+        f"no conclusion is more than {factor} times as likely as if <MASK> had stood there, except with probability "
+        f"{up(delta)}"
+    )
+
+
+def _guarantees(
+    setting: Setting,
+    ledger: Ledger,
+    main: AnyCurve,
+    curves: dict[int, AnyCurve],
+    delta: float,
+    training_delta: float,
+    evidence: Evidence | None,
+) -> list[dict[str, Any]]:
+    if setting.method == "sdp":
+        return [_selective(setting, main, delta, training_delta)]
+    found = [_per_secret(setting, main, delta, training_delta)]
+    if setting.k_detected == 0:
+        sentence = (
+            "A secret that the policy detects leaves no trace: the screened corpus is the same whether the record held "
+            "the secret or <MASK>."
+        )
+        found.append(_guarantee("detected-secret", 0.0, 0.0, 0, sentence))
+    found += _groups(setting, curves, delta, training_delta)
+    found.append(_uniform(setting, curves, delta, training_delta))
+    if evidence is not None:
+        found.append(_bayesian(setting, ledger, main, delta, training_delta, evidence))
+    return found
+
+
+def _whose(setting: Setting) -> str:
+    if setting.method == "jft":
+        return "every secret"
+    if setting.conservative == "everything":
+        return "every secret of the private part, which is the whole corpus,"
+    if setting.recall_class is not None:
+        return f"every secret that a policy flags, which includes by construction: {setting.recall_class}"
+    return "every secret that the policy or the conservative policy flags"
+
+
+def _condition(setting: Setting) -> str:
+    if setting.method != "jft" or setting.jft_phase1 == "noised":
+        return ""
+    return (
+        " This holds if phase 1's redaction caught the secret and treated the record alike with and without it; for a "
+        "secret that phase 1 missed there is no bound, since it was trained on without noise."
+    )
+
+
+def _per_secret(setting: Setting, main: AnyCurve, delta: float, training_delta: float) -> dict[str, Any]:
+    epsilon = main.epsilon(training_delta)
+    seen = "the selected model" if isinstance(main, SelectionCurve) else "the model and all its intermediate states"
+    sentence = (
+        f"For {_whose(setting)}, and for whoever sees {seen} and knows everything else in the corpus: "
+        f"{_odds(epsilon, delta)}.{_condition(setting)}"
+    )
+    return _guarantee("per-secret", epsilon, delta, setting.k_missed, sentence)
+
+
+def _groups(setting: Setting, curves: dict[int, AnyCurve], delta: float, training_delta: float) -> list[dict[str, Any]]:
+    found = []
+    for k in GROUPS:
+        if k not in curves:
+            continue
+        epsilon = curves[k].epsilon(training_delta)
+        records = "one record changes" if k == 1 else f"up to {k} records change"
+        sentence = f"Where {records} when secrets are masked (repeated or related ones): {_odds(epsilon, delta)}."
+        sentence += _condition(setting)
+        found.append(_guarantee("group", epsilon, delta, k, sentence))
+    return found
+
+
+def _uniform(setting: Setting, curves: dict[int, AnyCurve], delta: float, training_delta: float) -> dict[str, Any]:
+    """All secrets at once (Definition 3's special case): only where the group is small enough to say anything."""
+    k = setting.private_records
+    if k in curves:
+        epsilon = curves[k].epsilon(training_delta)
+        sentence = f"For all secrets of all {k} private records at once: {_odds(epsilon, delta)}.{_condition(setting)}"
+        return _guarantee("uniform", epsilon, delta, k, sentence)
+    largest = max(curves)
+    sentence = (
+        f"For all secrets of all {k} private records at once there is no useful bound; the largest group computed is "
+        f"{largest}, with epsilon {up(curves[largest].epsilon(training_delta))}."
+    )
+    return _guarantee("uniform", math.inf, delta, k, sentence)
+
+
+def _bayesian(
+    setting: Setting, ledger: Ledger, main: AnyCurve, delta: float, training_delta: float, evidence: Evidence
+) -> dict[str, Any]:
+    gamma, delta2 = evidence.bounds(setting.all_flagged)
+    more = {"confidence": evidence.confidence}
+    sure = f"With confidence {evidence.confidence:.0%} over the labelled sample"
+    if setting.order == "dedup-redact" and setting.dedup != "off":
+        sentence = (
+            "No miss-rate amplification is claimed: in the order dedup before redact a detected secret can still decide "
+            "what counts as a duplicate."
+        )
+        return _guarantee("bayesian", math.inf, delta, setting.k_missed, sentence, **more)
+    if setting.method == "jft":
+        both = (
+            any_curve(ledger.charged(), setting.adjacency, setting.k_missed) if setting.jft_phase1 == "noised" else None
+        )
+        phase2 = any_curve(ledger.charged("phase2"), setting.adjacency, setting.k_missed)
+        total = delta if both is not None else min(delta + gamma, 0.999)
+        epsilon = jft_epsilon(phase2, gamma, total - (delta - training_delta), both)
+        sentence = (
+            f"{sure}, for a secret drawn at random, which phase 1 missed with probability at most {up(gamma)}: "
+            f"{_odds(epsilon, total)}. Phase 2 trains on the original text, so that epsilon is never below its own."
+        )
+        return _guarantee("bayesian", epsilon, total, setting.k_missed, sentence, **more)
+    total = delta + delta2  # what both policies miss is public: it is in δ, never in ε
+    inner = training_delta + delta2
+    if total >= 1:
+        return _guarantee("bayesian", math.inf, 1.0, setting.k_missed, f"{sure}, nothing can be said.", **more)
+    if isinstance(evidence, Redraws):
+        epsilon = slot_epsilon(main, gamma, inner, delta2)
+        sentence = (
+            f"{sure}, for a secret drawn at random into the labelled slot, which the policy misses there with "
+            f"probability at most {up(gamma)}: {_odds(epsilon, total)}."
+        )
+    else:
+        epsilon = corpus_epsilon(main, gamma, inner, delta2)
+        sentence = (
+            f"{sure}, for a secret occurrence drawn uniformly from the corpus (at most {evidence.cap} a record), whose "
+            f"context the attacker may know, and of which the policy misses at most {up(gamma)}: {_odds(epsilon, total)}."
+        )
+    return _guarantee("bayesian", epsilon, total, setting.k_missed, sentence, **more)
+
+
+def _selective(setting: Setting, main: AnyCurve, delta: float, training_delta: float) -> dict[str, Any]:
+    epsilon = main.epsilon(training_delta)
+    sentence = (
+        f"(F, epsilon, delta)-selective privacy for two corpora with equal mask pattern and lengths: "
+        f"{_odds(epsilon, delta)}. There is no guarantee for tokens that the policy misses. Its neighbours differ from "
+        "those of confidentiality: this epsilon must not be compared with a confidentiality epsilon."
+    )
+    return _guarantee("selective", epsilon, delta, setting.k_missed, sentence)
+
+
+def _gdp(main: AnyCurve, delta: float) -> dict[str, Any]:
+    """The smallest μ with δ(ε) ≤ max(δ_μ(ε), δ) for every ε ≥ 0.
+
+    *Formal guarantees.* Both sides fall in ε, so comparing δ at a cell's left end with δ_μ at its right end proves the
+    inequality inside the cell too; beyond ε(δ) it holds because δ(ε) ≤ δ.
+    """
+    top = main.epsilon(delta)
+    if not math.isfinite(top) or top > 500:
+        return {"mu": None, "delta": delta, "sentence": "No useful Gaussian summary exists at this epsilon."}
+    epsilons = np.linspace(0, top, 1025)
+    deltas = main.deltas(epsilons)[:-1]
+
+    def excess(mu: float) -> float:
+        return float(np.max(deltas - np.maximum(gaussian_delta(epsilons[1:], mu), delta)))
+
+    high = 1.0
+    while excess(high) > 0:
+        high *= 2
+    mu = float(optimize.bisect(excess, 0.0, high, xtol=1e-6)) + 1e-6 if excess(0.0) > 0 else 0.0
+    sentence = (
+        f"Telling secret from mask is at most as easy as telling N(0,1) from N({up(mu)},1) by one draw, except with "
+        f"probability {up(delta)}."
+    )
+    return {"mu": mu, "delta": delta, "sentence": sentence}
+
+
+def _trade_off(main: AnyCurve) -> list[dict[str, float]]:
+    tprs = Ceilings(main).tpr(np.array(TRADE_OFF))
+    return [{"fpr": fpr, "tpr_at_most": float(tpr)} for fpr, tpr in zip(TRADE_OFF, tprs, strict=True)]
+
+
+def _ceilings(main: AnyCurve) -> dict[str, Any]:
+    ceilings = Ceilings(main)
+    return {
+        "applies_to": "private records whose masking was decided by a fair coin; not to public records or other games",
+        "balanced_accuracy": ceilings.accuracy(),
+        "tpr_at_fpr_0.01": float(ceilings.tpr(0.01)[0]),
+        "tpr_at_fpr_0.001": float(ceilings.tpr(0.001)[0]),
+        "exposure_space": EXPOSURE_SPACE,
+        "mean_exposure": ceilings.exposure_mean(EXPOSURE_SPACE),
+        "mean_exposure_chance": chance_exposure(EXPOSURE_SPACE),
+        "mean_largest_exposure_of_10": ceilings.exposure_mean(EXPOSURE_SPACE, 10),
+        "mean_largest_exposure_of_10_chance": chance_exposure(EXPOSURE_SPACE, 10),
+    }

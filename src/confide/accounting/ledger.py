@@ -1,0 +1,247 @@
+"""The ledger: an append-only file of what was spent, written before it is spent.
+
+Each line is one JSON object that carries the hash of the line before it. The first line holds the setting (what the
+certificate may assume about screening and training) and the planned events; each further line holds one event. Length
+and head (the last hash) go into the certificate and every checkpoint, so that a changed line and a cut-off end both
+show. A hash chain is not a signature: whoever can rewrite ledger and certificate together can forge both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadInput, ConfideError, Contradiction
+from .events import Event, Selection, Step, flatten, from_plain, to_plain, with_count
+
+VERSION = 1
+GENESIS = "0" * 64
+
+
+def canonical(value: Any) -> str:
+    """The one JSON text of a value: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def _link(previous: str, body: Mapping[str, Any]) -> str:
+    return hashlib.sha256((previous + canonical(body)).encode()).hexdigest()
+
+
+Entry = tuple[str, Event]  # (phase, event)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """A ledger as read: its setting, plan and events, and the length and head of its chain."""
+
+    setting: dict[str, Any]
+    planned: tuple[Entry, ...]
+    spent: tuple[Entry, ...]
+    length: int
+    head: str
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(phase for phase, _ in (*self.planned, *self.spent)))
+
+    def charged(self, phase: str | None = None) -> tuple[Event, ...]:
+        """What the certificate counts, in one phase or in all: for each kind of step the larger of planned and spent.
+
+        *Formal guarantees.* A run that stops early, or whose best checkpoint is chosen, is charged as if it had run to
+        the end (guarantees §7), since when it stopped may depend on what it saw. Steps beyond the plan count too.
+        """
+        if phase is None:
+            return tuple(event for name in self.phases for event in self.charged(name))
+        planned = [event for name, event in self.planned if name == phase]
+        return charge(planned, [event for name, event in self.spent if name == phase])
+
+
+def charge(planned: Iterable[Event], spent: Iterable[Event]) -> tuple[Event, ...]:
+    """For each kind of step the larger of the two counts (see `Ledger.charged`).
+
+    A plan that selects the best of a random number of runs is charged as that selection, whatever number was drawn;
+    every run must then stay within the plan's steps.
+    """
+    planned, spent = tuple(planned), tuple(spent)
+    if len(planned) == 1 and isinstance(planned[0], Selection) and planned[0].mean_runs is not None:
+        if spent != planned and set(map(_one, flatten(spent))) - set(map(_one, flatten(planned[0].events))):
+            raise BadInput("the ledger holds steps that are not part of its planned selection over runs")
+        return planned
+    counts = {_one(step): step.count for step in flatten(planned)}
+    for step in flatten(spent):
+        counts[_one(step)] = max(counts.get(_one(step), 0), step.count)
+    return tuple(with_count(step, count) for step, count in counts.items())
+
+
+def _one(step: Step) -> Step:
+    return with_count(step, 1)
+
+
+def read_ledger(path: str | Path) -> Ledger:
+    """Read a whole ledger and check its chain.
+
+    *Formal guarantees.* Returns only if every line is the successor of the one before it. A changed, removed, doubled
+    or reordered line raises `Contradiction` with its number; a torn last line (no line end) raises too, because only
+    a writer may drop it (`LedgerWriter`).
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"cannot read the ledger {path}: {error.strerror}") from None
+    return _parse(path, data)
+
+
+def _parse(path: Path, data: bytes) -> Ledger:
+    if not data:
+        raise BadInput(f"the ledger {path} is empty: the run did not get as far as writing its plan")
+    if not data.endswith(b"\n"):
+        raise Contradiction(f"the ledger {path} ends in the middle of a line: it was cut off")
+    head = GENESIS
+    bodies: list[dict[str, Any]] = []
+    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+        try:
+            record = json.loads(line)
+            stated = record.pop("hash")
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            raise Contradiction(f"the ledger {path} is damaged at line {number}: not a ledger entry") from None
+        try:
+            true = _link(head, record)
+        except (ValueError, RecursionError):
+            raise Contradiction(f"the ledger {path} is damaged at line {number}: not a ledger entry") from None
+        if stated != true:
+            raise Contradiction(
+                f"the ledger {path} is broken at line {number}: its hash does not follow from the line before; a line "
+                "was changed, removed or moved"
+            )
+        head = true
+        bodies.append(record)
+    return _interpret(path, bodies, head)
+
+
+def _interpret(path: Path, bodies: list[dict[str, Any]], head: str) -> Ledger:
+    first = bodies[0]
+    version = first.get("confide_ledger")
+    if version != VERSION:
+        raise BadInput(
+            f"the ledger {path} has version {version!r}, this confide reads version {VERSION}; install a newer confide"
+        )
+    try:
+        setting = dict(first["setting"])
+        planned = tuple(_entry(entry) for entry in first["planned"])
+        spent = tuple(_entry(body) for body in bodies[1:])
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"the ledger {path} has a sound chain but an entry that cannot be read: {error}") from None
+    return Ledger(setting, planned, spent, len(bodies), head)
+
+
+def _entry(plain: Mapping[str, Any]) -> Entry:
+    return str(plain["phase"]), from_plain(plain["event"])
+
+
+def _plain(phase: str, event: Event) -> dict[str, Any]:
+    return {"phase": phase, "event": to_plain(event)}
+
+
+class LedgerWriter:
+    """Appends to a ledger; at most one writer holds a file at a time.
+
+    *Formal guarantees.* `append` returns only after the entry is on disk (fsync), so that a step taken after it
+    returns is always counted. A line torn by a crash is dropped on the next open: its `append` never returned, so the
+    step it was to pay for never happened. Nothing that was acknowledged is ever dropped.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self.length = 0
+        self.head = GENESIS
+        self._descriptor = descriptor
+
+    @classmethod
+    def create(cls, path: str | Path, setting: Mapping[str, Any], planned: Iterable[Entry]) -> LedgerWriter:
+        """Start a ledger with its setting and plan; an existing one is never overwritten."""
+        path = Path(path)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        except FileExistsError:
+            raise BadInput(
+                f"{path} exists: a ledger is never started anew; resume it or choose another folder"
+            ) from None
+        except OSError as error:
+            raise BadInput(f"cannot create the ledger {path}: {error.strerror}") from None
+        writer = cls(path, descriptor)
+        writer._lock()
+        plan = [_plain(phase, event) for phase, event in planned]
+        writer._write({"confide_ledger": VERSION, "setting": dict(setting), "planned": plan})
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the directory entry, else a crash could lose the whole file
+        finally:
+            os.close(folder)
+        return writer
+
+    @classmethod
+    def resume(cls, path: str | Path) -> LedgerWriter:
+        """Open an existing ledger for more entries, after checking its chain."""
+        path = Path(path)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+        except OSError as error:
+            raise BadInput(f"cannot open the ledger {path}: {error.strerror}") from None
+        writer = cls(path, descriptor)
+        try:
+            writer._lock()
+            data = path.read_bytes()
+            whole = data[: data.rfind(b"\n") + 1]
+            ledger = _parse(path, whole)
+            writer.length, writer.head = ledger.length, ledger.head
+            if len(whole) < len(data):
+                os.ftruncate(descriptor, len(whole))
+                os.fsync(descriptor)
+        except BaseException:
+            writer.close()
+            raise
+        return writer
+
+    def append(self, event: Event, phase: str = "train") -> None:
+        """Write an event and wait until it is on disk. Call it before the noise takes effect, never after."""
+        self._write(_plain(phase, event))
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> LedgerWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise BadInput(f"another process is writing {self.path}; wait for it or choose another folder") from None
+
+    def _write(self, body: dict[str, Any]) -> None:
+        head = _link(self.head, body)
+        rest = memoryview((canonical({**body, "hash": head}) + "\n").encode())
+        end = os.lseek(self._descriptor, 0, os.SEEK_END)
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+            os.fsync(self._descriptor)
+        except OSError as error:
+            with contextlib.suppress(OSError):  # a torn line must not stay in front of later ones
+                os.ftruncate(self._descriptor, end)
+            raise ConfideError(f"cannot write the ledger {self.path}: {error.strerror}; no step was taken") from None
+        self.length, self.head = self.length + 1, head

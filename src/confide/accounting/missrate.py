@@ -1,0 +1,170 @@
+"""Upper bounds of the miss rate: labelled evidence in, γ̄ (missed by π) and δ̄₂ (missed by π and π_c) out.
+
+Two kinds of evidence, two bounds. Independent redraws of the secret into one slot are coin flips: Clopper–Pearson.
+Records that a person reviewed are clustered, and people stop when they like the number: an e-process, which is valid
+at every moment and for every dependence inside a record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import optimize, stats
+
+from ..errors import BadInput
+from .events import check_count, check_number
+
+SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class Reviewed:
+    """One reviewed record: confirmed secrets, and how many of them were missed (spans that are no secrets count not)."""
+
+    secrets: int
+    missed: int
+
+    def __post_init__(self) -> None:
+        check_count("secrets", self.secrets, low=0)
+        check_count("missed", self.missed, low=0)
+        if self.missed > self.secrets:
+            raise BadInput(f"{self.missed} missed of {self.secrets} secrets: misses cannot exceed the secrets")
+
+
+def check_beta(beta: float) -> None:
+    check_number("one minus confidence", beta, 0, 0.5)
+
+
+def redraw_bound(missed: int, labels: int, beta: float) -> float:
+    """Clopper–Pearson upper bound of a miss rate from independent redraws.
+
+    *Formal guarantees.* If `missed` is Binomial(`labels`, γ), the returned value is at least γ with probability at
+    least 1−β. It is 1 when everything was missed. It does not hold for clustered labels or optional stopping.
+    """
+    check_beta(beta)
+    check_count("labels", labels)
+    check_count("missed", missed, low=0)
+    if missed > labels:
+        raise BadInput(f"{missed} missed of {labels} labels: misses cannot exceed the labels")
+    return 1.0 if missed == labels else float(stats.beta.ppf(1 - beta, missed + 1, labels - missed))
+
+
+def labels_needed(rate: float, beta: float) -> int:
+    """How many labels without a single miss bound the miss rate by `rate` (independent redraws)."""
+    check_beta(beta)
+    check_number("rate", rate, 0, 1)
+    if rate == 1:
+        return 1
+    needed = math.ceil(math.log(beta) / math.log1p(-rate))
+    while redraw_bound(0, needed, beta) > rate:
+        needed += 1
+    return needed
+
+
+def review_bound(records: Iterable[Reviewed | str], cap: int, beta: float) -> float:
+    """Always-valid upper bound of the miss rate from records drawn uniformly *with replacement* and reviewed.
+
+    *Formal guarantees.* Let γ = E[missed]/E[secrets] of one draw, counting at most `cap` secrets a record. For
+    γ₀ ≤ γ, ∏(1+λ(γ₀·secrets − missed)) with 0 ≤ λ ≤ 1/cap is a non-negative supermartingale that starts at 1, and so
+    is its mixture over λ. By Ville's inequality it ever exceeds 1/β with probability at most β, so that the smallest
+    γ₀ it has rejected so far is above γ with probability at least 1−β *simultaneously for every stopping time*:
+    review until the number looks good, stop when you like. Secrets may be missed in clusters and in any dependence
+    on context. A skipped record counts as `cap` secrets, all missed. Records without secrets change nothing.
+
+    >>> round(review_bound([Reviewed(1, 0)] * 200, cap=1, beta=0.05), 3) < 0.04
+    True
+    """
+    check_beta(beta)
+    check_count("cap", cap)
+    rows = []
+    for number, record in enumerate(records, start=1):
+        if isinstance(record, str):
+            if record != SKIPPED:
+                raise BadInput(f"review {number} must be a Reviewed record or 'skipped'")
+            record = Reviewed(cap, cap)
+        if record.secrets > cap:
+            raise BadInput(
+                f"review {number} counts {record.secrets} secrets, more than the cap of {cap} announced beforehand; "
+                f"count {cap} of them, chosen at random"
+            )
+        rows.append((record.secrets, record.missed))
+    if not rows:
+        return 1.0
+    secrets, missed = np.array(rows, dtype=float).T
+    # A fixed mixture over λ: half of it log-spaced for small rates, half linear for large ones.
+    lambdas = np.concatenate([np.geomspace(1e-3, 1, 40), np.linspace(0.025, 1, 40)]) / cap
+
+    def best_evidence(rate: float) -> float:
+        with np.errstate(divide="ignore"):
+            logs = np.cumsum(np.log1p(lambdas * (rate * secrets - missed)[:, None]), axis=0)
+        top = logs.max(axis=1, keepdims=True)
+        wealth = top[:, 0] + np.log(np.mean(np.exp(logs - np.where(np.isfinite(top), top, 0)), axis=1))
+        return float(np.max(wealth)) - math.log(1 / beta)
+
+    if best_evidence(1.0) < 0:
+        return 1.0
+    # best_evidence increases in the rate, so the rejected rates are an interval up to 1.
+    root = optimize.brentq(best_evidence, 0.0, 1.0, xtol=1e-12) if best_evidence(0.0) < 0 else 0.0
+    return min(1.0, root + 1e-9)
+
+
+@dataclass(frozen=True)
+class Redraws:
+    """Evidence for one slot: the secret redrawn into the same record `labels` times and screened twice each time."""
+
+    labels: int
+    missed: int
+    missed_public: int = 0
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        _check_confidence(self.confidence)
+        redraw_bound(self.missed, self.labels, 1 - self.confidence)
+        check_count("missed_public", self.missed_public, low=0)
+        if self.missed_public > self.missed:
+            raise BadInput("missed_public counts misses that became public: it cannot exceed missed")
+
+    def bounds(self, all_flagged: bool) -> tuple[float, float]:
+        """γ̄ and δ̄₂, jointly valid at the confidence; δ̄₂ is 0 where the conservative policy flags by construction."""
+        beta = 1 - self.confidence
+        if all_flagged:
+            return redraw_bound(self.missed, self.labels, beta), 0.0
+        gamma = redraw_bound(self.missed, self.labels, beta / 2)
+        return gamma, min(gamma, redraw_bound(self.missed_public, self.labels, beta / 2))
+
+
+@dataclass(frozen=True)
+class Review:
+    """Evidence for the corpus: records drawn uniformly with replacement, as (secrets, missed, missed and public).
+
+    A record that the reviewer skipped is "skipped". `cap` is the announced largest count of secrets a record.
+    """
+
+    records: tuple[tuple[int, int, int] | str, ...]
+    cap: int
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        _check_confidence(self.confidence)
+        for number, record in enumerate(self.records, start=1):
+            if record != SKIPPED and (isinstance(record, str) or len(record) != 3 or record[2] > record[1]):
+                raise BadInput(f"review {number} must be [secrets, missed, missed and public] or 'skipped'")
+
+    def bounds(self, all_flagged: bool) -> tuple[float, float]:
+        """γ̄ and δ̄₂ as for `Redraws`, but valid under clustering and whenever the reviewer stops."""
+        beta = 1 - self.confidence
+        missed = [r if isinstance(r, str) else Reviewed(r[0], r[1]) for r in self.records]
+        if all_flagged:
+            return review_bound(missed, self.cap, beta), 0.0
+        public = [r if isinstance(r, str) else Reviewed(r[0], r[2]) for r in self.records]
+        gamma = review_bound(missed, self.cap, beta / 2)
+        return gamma, min(gamma, review_bound(public, self.cap, beta / 2))
+
+
+def _check_confidence(confidence: float) -> None:
+    check_number("confidence", confidence, 0.5, 1, low_open=False)
+    if confidence == 1:
+        raise BadInput("confidence must be below 1: no finite sample gives certainty")

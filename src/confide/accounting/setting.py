@@ -1,0 +1,187 @@
+"""The setting: every public fact about screening and training on which a certificate rests, and when to refuse one.
+
+It is written into the ledger's first line before training starts, so that the certificate cannot be issued for
+another setting afterwards. In: a run's choices. Out: the adjacency, the stability constant k, or a refusal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import BadInput, Refused
+from .events import check_count, check_number
+
+CHOICES = {
+    "method": ("crt", "dpsgd", "sdp", "jft", "redacted", "anonymized", "plain"),
+    "unit": ("document", "turn", "sentence"),
+    "sampler": ("poisson", "fixed-size", "shuffled", "public"),
+    "mask_records": ("train", "drop"),
+    "order": ("redact-dedup", "dedup-redact"),
+    "dedup": ("off", "exact", "bloom", "near"),
+    "units_per_record": ("one", "several"),
+    "vocabulary": ("pretrained", "public", "external", "private"),
+    "normaliser": ("constant", "realised"),
+    "coins": ("os-entropy", "seeded"),
+    "accountant": ("pld", "rdp"),
+    "sdp_variant": ("sound", "paper"),
+    "jft_phase1": ("direct", "hand-screened", "noised"),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a certificate assumes about a run; each field is public."""
+
+    method: str
+    unit: str
+    policy: str
+    conservative: str  # "everything": every record is private
+    private_records: int
+    clipping_norm: float
+    sampler: str = "poisson"
+    mask_records: str = "train"
+    order: str = "redact-dedup"
+    dedup: str = "off"
+    max_copies: int = 1
+    units_per_record: str = "one"
+    changed_units: int = 1
+    bloom_delta: float = 0.0
+    bloom_keyed: bool = True
+    record_local: bool = True
+    mask_consistent: bool = False
+    masks_escaped: bool = True
+    recall_class: str | None = None  # secrets that the conservative policy flags by construction
+    vocabulary: str = "pretrained"
+    normaliser: str = "constant"
+    coins: str = "os-entropy"
+    accountant: str = "pld"
+    sdp_variant: str = "sound"
+    jft_phase1: str = "direct"
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise BadInput(f"setting: {name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        for name in ("policy", "conservative"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise BadInput(f"setting: {name} must name a policy")
+        for name in ("bloom_keyed", "record_local", "mask_consistent", "masks_escaped"):
+            if not isinstance(getattr(self, name), bool):
+                raise BadInput(f"setting: {name} must be true or false")
+        if self.recall_class is not None and not isinstance(self.recall_class, str):
+            raise BadInput("setting: recall_class must be a description of a class of secrets")
+        check_count("setting: private_records", self.private_records, high=10**15)
+        check_count("setting: max_copies", self.max_copies)
+        check_count("setting: changed_units", self.changed_units)
+        check_number("setting: clipping_norm", self.clipping_norm, 0, 1e9)
+        check_number("setting: bloom_delta", self.bloom_delta, 0, 1, low_open=False)
+
+    @property
+    def adjacency(self) -> str:
+        """Substitution; zero-out only where records that hold a mask contribute nothing (guarantees §1c)."""
+        return "zero-out" if self.mask_records == "drop" else "substitution"
+
+    @property
+    def all_flagged(self) -> bool:
+        """Whether δ₂ = 0 by construction, for all secrets or for the class that `recall_class` names."""
+        return self.conservative == "everything" or self.recall_class is not None
+
+    @property
+    def k_missed(self) -> int:
+        """How many training records change when one occurrence of a missed secret is masked (guarantees §2).
+
+        *Formal guarantees.* An upper bound of the multiset distance between the screened corpora. Without dedup, or
+        with one unit per record, one record changes. With several units per record, redact→dedup changes at most
+        1+2u records for u changed units; the paper's order changes 2 for u = 1.
+        """
+        if self.dedup == "off" or self.units_per_record == "one":
+            return 1
+        if self.order == "dedup-redact" and self.changed_units == 1:
+            return 2
+        return 1 + 2 * self.changed_units
+
+    @property
+    def k_detected(self) -> int:
+        """The same for a secret that the policy detects: 0 only with redaction, mask-consistency and redact→dedup.
+
+        *Formal guarantees.* 0 means that the screened corpora are equal, hence (0, 0). The paper's order lets a
+        detected secret decide whether another copy is a duplicate: one record changes (guarantees §2). Methods other
+        than crt train on the original text, where detection helps nothing.
+        """
+        if self.method != "crt" or not self.mask_consistent:
+            return self.k_missed
+        return 0 if self.dedup == "off" or self.order == "redact-dedup" else 1
+
+    def to_plain(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Setting:
+        known = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(plain.keys() - known)
+        if unknown:
+            raise BadInput(f"setting: unknown field {unknown[0]!r}; was it written by a newer confide?")
+        try:
+            return cls(**plain)
+        except TypeError as error:
+            raise BadInput(f"setting: {str(error).split(') ')[-1]}") from None
+
+
+def refuse_unsound(setting: Setting) -> None:
+    """Raise `Refused` with the reason if no certificate can hold in this setting (guarantees §9)."""
+    for applies, reason in _REFUSALS:
+        if applies(setting):
+            raise Refused(f"no certificate: {reason}")
+
+
+_REFUSALS: tuple[tuple[Callable[[Setting], bool], str], ...] = (
+    (
+        lambda s: s.method in ("plain", "redacted", "anonymized"),
+        "this method trains without noise on records that may hold secrets; train with crt, dpsgd, sdp or jft",
+    ),
+    (
+        lambda s: s.dedup == "near",
+        "near-duplicate removal in the private part has no stability bound: masking one secret can free any number of "
+        "other records; use exact dedup there (near-duplicates may be removed in the public part)",
+    ),
+    (
+        lambda s: s.dedup == "bloom" and not s.bloom_keyed,
+        "a Bloom filter with fixed hash seeds has no worst-case bound; use a random key, or exact dedup",
+    ),
+    (
+        lambda s: not s.record_local,
+        "a policy looks beyond the record it labels, or was fitted to this corpus: masking one secret can move other "
+        "records between the parts; use a record-local policy fixed beforehand, or route whole documents",
+    ),
+    (
+        lambda s: not s.masks_escaped,
+        "literal <MASK> in the raw text was not escaped at intake, so that a raw record can look like a masked one; "
+        "screen again",
+    ),
+    (
+        lambda s: s.vocabulary == "private",
+        "the vocabulary was made from private text, which releases its words without noise; use a pretrained "
+        "tokenizer, or one trained on the public part or on outside text",
+    ),
+    (
+        lambda s: s.coins == "seeded",
+        "sampling or noise coins came from a stored seed: whoever has the seed can undo the noise and the "
+        "amplification; draw them from the operating system",
+    ),
+    (
+        lambda s: s.normaliser == "realised",
+        "gradients were divided by the realised batch size, which depends on the private sample; divide by a public "
+        "constant such as rate times records",
+    ),
+    (
+        lambda s: s.method == "sdp" and s.mask_records == "drop",
+        "selective privacy compares records of equal mask pattern, so that dropping masked records has no meaning",
+    ),
+    (
+        lambda s: s.accountant == "rdp",
+        "Rényi accounting under substitution is not sound in dp_accounting (it keeps the sensitivity at 1); use pld",
+    ),
+)

@@ -1,0 +1,147 @@
+"""Verification: a certificate and its ledger in, the first contradictions out. No data, no model, no trust needed.
+
+A certificate is a pure function of its ledger, its δ and its evidence, so that checking it means making it again and
+comparing every leaf. What this cannot see is whether the run did what its ledger says.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadInput, Contradiction
+from .certificate import VERSION, evidence_from_plain, issue
+from .ledger import read_ledger
+
+TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A certificate that holds, and how much was checked."""
+
+    certificate: dict[str, Any]
+    numbers: int
+    ledger_length: int
+
+
+def verify(path: str | Path, ledger_path: str | Path | None = None) -> Verified:
+    """Recompute a certificate (a file, or a run directory that holds one) from the ledger beside it.
+
+    *Formal guarantees.* Returns only if the ledger's chain is unbroken, its length and head are those of the
+    certificate, and every number, sentence and assumption is what this confide computes (numbers to one in a million).
+    Otherwise raises `Contradiction` with the reasons, or `BadInput` for what cannot be read.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / "certificate.json"
+    stated = load(path)
+    ledger = read_ledger(ledger_path or path.with_name("ledger.jsonl"))
+    chain = stated.get("ledger")
+    if not isinstance(chain, Mapping):
+        raise BadInput(f"{path}: 'ledger' is missing, so that there is nothing to verify against")
+    if chain.get("length") != ledger.length:
+        raise Contradiction(
+            f"the ledger has {ledger.length} entries, the certificate was issued for {chain.get('length')}: "
+            + ("entries were cut off" if ledger.length < _int(chain.get("length")) else "entries were added later")
+        )
+    if chain.get("head") != ledger.head:
+        raise Contradiction("the ledger's head is not the one in the certificate: the ledger was rewritten")
+    delta = stated.get("delta")
+    if not isinstance(delta, (int, float)) or isinstance(delta, bool):
+        raise BadInput(f"{path}: 'delta' must be a number")
+    subject = stated.get("subject")
+    rebuilt = issue(ledger, float(delta), _evidence(stated, path), subject if isinstance(subject, str) else "")
+    wrong = list(differences(stated, rebuilt))
+    if wrong:
+        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+        raise Contradiction("the certificate does not hold: " + "; ".join(wrong[:3]) + more)
+    return Verified(rebuilt, _count_numbers(rebuilt), ledger.length)
+
+
+def load(path: str | Path) -> dict[str, Any]:
+    """Read a certificate file; refuse what is not one, or was written by a newer confide."""
+    path = Path(path)
+    try:
+        stated = json.loads(path.read_bytes())
+    except OSError as error:
+        raise BadInput(f"cannot read the certificate {path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise BadInput(f"{path} is not a certificate: it is not complete JSON; was it cut off?") from None
+    if not isinstance(stated, dict) or "confide_certificate" not in stated:
+        raise BadInput(f"{path} is not a certificate: it lacks 'confide_certificate'")
+    version = stated["confide_certificate"]
+    if version != VERSION:
+        raise BadInput(
+            f"{path} has certificate schema {version!r}, this confide knows {VERSION}; verify it with the confide that "
+            "wrote it, or a newer one"
+        )
+    return stated
+
+
+def _evidence(stated: Mapping[str, Any], path: Path) -> Any:
+    plain = stated.get("evidence")
+    if plain is not None and not isinstance(plain, Mapping):
+        raise BadInput(f"{path}: 'evidence' must be an object or null")
+    return evidence_from_plain(plain)
+
+
+def differences(stated: Any, rebuilt: Any, where: str = "") -> Iterator[str]:
+    """Every leaf that differs, as one phrase each; numbers may differ by one part in a million."""
+    if isinstance(rebuilt, Mapping) and isinstance(stated, Mapping):
+        for key in rebuilt.keys() | stated.keys():
+            place = f"{where}.{key}" if where else str(key)
+            if key not in stated:
+                yield f"{place} is missing"
+            elif key not in rebuilt:
+                yield f"{place} does not belong there"
+            else:
+                yield from differences(stated[key], rebuilt[key], place)
+    elif isinstance(rebuilt, list) and isinstance(stated, list):
+        yield from _list_differences(stated, rebuilt, where)
+    elif _is_number(rebuilt) and _is_number(stated):
+        if not math.isclose(stated, rebuilt, rel_tol=TOLERANCE, abs_tol=1e-12):
+            yield f"{where} says {stated:.6g}, recomputed {rebuilt:.6g}"
+    elif stated != rebuilt or type(stated) is not type(rebuilt):
+        yield f"{where} differs from what the ledger implies"
+
+
+def _list_differences(stated: list[Any], rebuilt: list[Any], where: str) -> Iterator[str]:
+    names = [_name(item) for item in rebuilt]
+    if where == "assumptions":
+        for missing in sorted({str(n) for n in names} - {str(_name(item)) for item in stated}):
+            yield f"assumption {missing!r} is missing"
+    if len(stated) != len(rebuilt):
+        yield f"{where} has {len(stated)} entries, should have {len(rebuilt)}"
+        return
+    for i, (left, right) in enumerate(zip(stated, rebuilt, strict=True)):
+        label = names[i] if names[i] is not None else i
+        yield from differences(left, right, f"{where}[{label}]")
+
+
+def _name(item: Any) -> str | None:
+    if isinstance(item, Mapping):
+        name = item.get("id") or item.get("name")
+        if name is not None:
+            return f"{name} k={item['k']}" if "k" in item else str(name)
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _int(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _count_numbers(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return sum(_count_numbers(item) for item in value.values())
+    if isinstance(value, list):
+        return sum(_count_numbers(item) for item in value)
+    return int(_is_number(value))

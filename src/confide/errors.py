@@ -1,0 +1,23 @@
+"""What can go wrong, as three kinds of error: the command line turns each into one line and an exit code."""
+
+
+class ConfideError(Exception):
+    """Something went wrong that the user can mend; the message says what, where, and what to do next."""
+
+    exit_code = 1
+
+
+class BadInput(ConfideError, ValueError):
+    """A value, file or option that cannot be used."""
+
+    exit_code = 2
+
+
+class Refused(BadInput):
+    """A number or certificate that would be false, and is therefore not made."""
+
+
+class Contradiction(ConfideError):
+    """A verification or an audit that contradicts the certificate."""
+
+    exit_code = 3
