@@ -24,16 +24,14 @@ class Ceilings:
         self._deltas = curve.deltas(self._epsilons)
 
     def tpr(self, fpr: float | Array) -> Array:
-        """f(p) = min over ε of e^ε·p+δ(ε): the largest true-positive rate at a false-positive rate.
+        """f(p) = min over ε ≥ 0 of e^ε·p+δ(ε): the largest true-positive rate at a false-positive rate.
 
-        *Formal guarantees.* Each ε of the grid gives a valid bound, from either direction (the second is
-        1−TPR ≥ e^{−ε}(1−FPR−δ)); a coarse grid is looser, never wrong.
+        *Formal guarantees.* Each ε of the grid gives a valid bound; a coarse grid is looser, never wrong.
         """
-        p = np.atleast_1d(np.asarray(fpr, dtype=float))[:, None]
+        p = np.atleast_1d(np.asarray(fpr, dtype=float))
         with np.errstate(over="ignore"):
-            rising = np.exp(self._epsilons) * p + self._deltas
-            falling = 1 - np.exp(-self._epsilons) * (1 - p - self._deltas)
-        best: Array = np.minimum(1.0, np.minimum(rising, falling).min(axis=1))
+            lines = np.exp(self._epsilons) * p[:, None] + self._deltas
+        best: Array = np.minimum(1.0, lines.min(axis=1))
         return best
 
     def accuracy(self) -> float:

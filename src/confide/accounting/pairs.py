@@ -53,10 +53,7 @@ class Pair:
 
     def loss(self, x: Array) -> Array:
         """The privacy loss log(upper(x)/lower(x))."""
-        return (
-            self._log_ratio(x, self.upper_means, self.upper_weights)[0]
-            - (self._log_ratio(x, self.lower_means, self.lower_weights)[0])
-        )
+        return self.loss_and_slope(x)[0]
 
     def loss_and_slope(self, x: Array) -> tuple[Array, Array]:
         """The privacy loss and its derivative, the difference of the posterior mean shifts over scale²."""
