@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from .assumptions import assumptions, not_promised
 from .bayesian import corpus_epsilon, jft_epsilon, slot_epsilon
 from .ceilings import Ceilings, chance_exposure
 from .curves import Curve, check_delta, gaussian_delta
-from .events import FixedSizeGaussian, Noiseless, Selection, SelectiveGaussian, Step, flatten, to_plain
+from .events import Event, FixedSizeGaussian, Noiseless, Selection, SelectiveGaussian, Step, flatten, to_plain
 from .ledger import Ledger
 from .missrate import SKIPPED, Redraws, Review
 from .pairs import ADJACENCIES
@@ -66,7 +66,7 @@ def issue(ledger: Ledger, delta: float, evidence: Evidence | None = None, subjec
         "ledger": {
             "length": ledger.length,
             "head": ledger.head,
-            "steps": sum(step.count for _, event in ledger.spent for step in flatten([event])),
+            "steps": sum(step.count for step in _unselected(event for _, event in ledger.spent)),
             "charged": [to_plain(event) for event in ledger.charged()],
         },
         "k": {"missed": setting.k_missed, "detected": setting.k_detected, "meaning": _K_MEANING},
@@ -130,9 +130,13 @@ def _refuse_ledger(setting: Setting, ledger: Ledger) -> None:
 
 
 def _all_steps(ledger: Ledger, phase: str | None = None) -> list[Step]:
-    charged = ledger.charged(phase)
-    inner = [e.events if isinstance(e, Selection) and e.mean_runs is not None else (e,) for e in charged]
-    return flatten(event for events in inner for event in events)
+    return _unselected(ledger.charged(phase))
+
+
+def _unselected(events: Iterable[Event]) -> list[Step]:
+    """The steps of the events; of a selection over a random number of runs, those of one run."""
+    inner = [e.events if isinstance(e, Selection) and e.mean_runs is not None else (e,) for e in events]
+    return flatten(event for group in inner for event in group)
 
 
 def _training_delta(setting: Setting, delta: float) -> float:

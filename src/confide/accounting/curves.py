@@ -93,7 +93,8 @@ class Curve:
                 f"delta={delta:g} is too small for this many steps: floating-point error alone may reach "
                 f"{self.rounding:.1g}; use a delta above {2 * self.rounding:.1g} or fewer steps"
             )
-        return max(float(pmf.get_epsilon_for_delta(delta - self.rounding)) for pmf in self.directions)
+        with np.errstate(over="ignore"):  # beyond ε ≈ 700 the answer is infinite
+            return max(float(pmf.get_epsilon_for_delta(delta - self.rounding)) for pmf in self.directions)
 
 
 def check_delta(delta: float) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 from ..errors import BadInput
 from .events import check_count, check_number
@@ -70,9 +70,9 @@ def review_bound(records: Iterable[Reviewed | str], cap: int, beta: float) -> fl
     *Formal guarantees.* Let γ = E[missed]/E[secrets] of one draw, counting at most `cap` secrets a record. For
     γ₀ ≤ γ, ∏(1+λ(γ₀·secrets − missed)) with 0 ≤ λ ≤ 1/cap is a non-negative supermartingale that starts at 1, and so
     is its mixture over λ. By Ville's inequality it ever exceeds 1/β with probability at most β, so that the smallest
-    γ₀ it has rejected so far is above γ with probability at least 1−β *simultaneously for every stopping time*:
-    review until the number looks good, stop when you like. Secrets may be missed in clusters and in any dependence
-    on context. A skipped record counts as `cap` secrets, all missed. Records without secrets change nothing.
+    γ₀ it rejects is above γ with probability at least 1−β *whenever the reviewer stops*: review until the number
+    looks good, stop when you like. Secrets may be missed in clusters and in any dependence on context. A skipped
+    record counts as `cap` secrets, all missed. Records without secrets change nothing.
 
     >>> round(review_bound([Reviewed(1, 0)] * 200, cap=1, beta=0.05), 3) < 0.04
     True
@@ -97,18 +97,15 @@ def review_bound(records: Iterable[Reviewed | str], cap: int, beta: float) -> fl
     # A fixed mixture over λ: half of it log-spaced for small rates, half linear for large ones.
     lambdas = np.concatenate([np.geomspace(1e-3, 1, 40), np.linspace(0.025, 1, 40)]) / cap
 
-    def best_evidence(rate: float) -> float:
+    def evidence(rate: float) -> float:
         with np.errstate(divide="ignore"):
-            logs = np.cumsum(np.log1p(lambdas * (rate * secrets - missed)[:, None]), axis=0)
-        top = logs.max(axis=1, keepdims=True)
-        wealth = top[:, 0] + np.log(np.mean(np.exp(logs - np.where(np.isfinite(top), top, 0)), axis=1))
-        return float(np.max(wealth)) - math.log(1 / beta)
+            wealth = np.log1p(lambdas * (rate * secrets - missed)[:, None]).sum(axis=0)
+        return float(special.logsumexp(wealth)) - math.log(len(lambdas) / beta)
 
-    if best_evidence(1.0) < 0:
+    # The evidence against a rate rises with the rate, so that the rejected rates are an interval up to 1.
+    if evidence(1.0) < 0:
         return 1.0
-    # best_evidence increases in the rate, so the rejected rates are an interval up to 1.
-    root = optimize.brentq(best_evidence, 0.0, 1.0, xtol=1e-12) if best_evidence(0.0) < 0 else 0.0
-    return min(1.0, root + 1e-9)
+    return min(1.0, float(optimize.brentq(evidence, 0.0, 1.0, xtol=1e-12)) + 1e-9)
 
 
 @dataclass(frozen=True)

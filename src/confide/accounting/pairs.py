@@ -61,6 +61,10 @@ class Pair:
         lower, lower_shift = self._log_ratio(x, self.lower_means, self.lower_weights)
         return upper - lower, (upper_shift - lower_shift) / self.scale**2
 
+    def log_upper_density(self, x: Array) -> Array:
+        ratio = self._log_ratio(x, self.upper_means, self.upper_weights)[0]
+        return ratio - x * x / (2 * self.scale**2) - math.log(self.scale * math.sqrt(2 * math.pi))
+
     def upper_density(self, x: Array) -> Array:
         return self._density(x, self.upper_means, self.upper_weights)
 

@@ -14,7 +14,7 @@ from .curves import Array, Curve, check_delta, curve
 from .events import Event, Noiseless, Selection, check_number, flatten
 from .pairs import Pair, dominating_pairs
 
-ORDERS = np.concatenate([1 + np.arange(1, 100) / 10, np.arange(11, 64), [80, 96, 128, 256, 512]])
+ORDERS = 1 + np.geomspace(0.05, 255, 80)
 
 
 @dataclass(frozen=True)
@@ -39,27 +39,26 @@ class SelectionCurve:
         return float(compute_epsilon(self.orders, self.divergences, delta)[0])
 
 
-def renyi(pair: Pair, order: float) -> float:
-    """The Rényi divergence of a pair, by the trapezoid rule on a grid that covers the tilted density.
+def renyi(pair: Pair, orders: Array) -> Array:
+    """The Rényi divergences of a pair, by the trapezoid rule on one grid that covers every tilted density.
 
-    *Formal guarantees.* For analytic densities the rule converges geometrically; at scale/64 its error is below the
-    rounding of the result. Unlike dp_accounting's RdpAccountant(REPLACE_ONE), which keeps the sensitivity at 1 and is
+    *Formal guarantees.* For analytic densities the rule converges geometrically: at a quarter of the scale its error
+    is far below rounding. Unlike dp_accounting's RdpAccountant(REPLACE_ONE), which keeps the sensitivity at 1 and is
     therefore never used here, the pair carries the full distance between the neighbours.
     """
     if pair.spliced:
         raise BadInput(
             "selection over a random number of runs is not proven for fixed-size batches; sample with Poisson"
         )
-    shift = order * float(pair.upper_means.max() - pair.lower_means.min())
-    low = float(pair.lower_means.min()) - shift - 40 * pair.scale
-    high = float(pair.upper_means.max()) + shift + 40 * pair.scale
-    x = np.linspace(low, high, math.ceil((high - low) / pair.scale * 64))
-    upper = pair._log_ratio(x, pair.upper_means, pair.upper_weights)[0] - x * x / (2 * pair.scale**2)
-    upper -= math.log(pair.scale * math.sqrt(2 * math.pi))
-    seen = float(special.logsumexp(upper + (order - 1) * pair.loss(x))) + math.log(x[1] - x[0])
+    shift = float(orders.max()) * float(pair.upper_means.max() - pair.lower_means.min())
+    low = float(pair.lower_means.min()) - shift - 20 * pair.scale
+    high = float(pair.upper_means.max()) + shift + 20 * pair.scale
+    x = np.linspace(low, high, math.ceil((high - low) / pair.scale * 4))
+    upper, loss = pair.log_upper_density(x) + math.log(x[1] - x[0]), pair.loss(x)
+    seen = np.array([special.logsumexp(upper + (order - 1) * loss) for order in orders])
     if pair.participation < 1:
-        seen = float(np.logaddexp(math.log1p(-pair.participation), math.log(pair.participation) + seen))
-    return max(0.0, seen / (order - 1))
+        seen = np.logaddexp(math.log1p(-pair.participation), math.log(pair.participation) + seen)
+    return np.maximum(0.0, seen / (orders - 1))
 
 
 def selection_curve(selection: Selection, adjacency: str = "substitution", k: int = 1) -> SelectionCurve:
@@ -77,13 +76,10 @@ def selection_curve(selection: Selection, adjacency: str = "substitution", k: in
     if any(isinstance(step, Noiseless) for step in steps):
         return SelectionCurve(adjacency, k, ORDERS, np.full(len(ORDERS), np.inf))
     pairs = [dominating_pairs(step, adjacency, k) for step in steps]
-    divergences = np.zeros(len(ORDERS))
-    for i, order in enumerate(ORDERS):
-        forward = sum(count * renyi(pair, order) for pair, _, count in pairs)
-        backward = sum(count * renyi(pair, order) for _, pair, count in pairs)
-        slack = mean * one_run.delta(math.log1p(1 / (order - 1))) + math.log(mean) / (order - 1)
-        divergences[i] = max(forward, backward) + slack
-    return SelectionCurve(adjacency, k, ORDERS, divergences)
+    forward = sum((count * renyi(pair, ORDERS) for pair, _, count in pairs), np.zeros(len(ORDERS)))
+    backward = sum((count * renyi(pair, ORDERS) for _, pair, count in pairs), np.zeros(len(ORDERS)))
+    slack = [mean * one_run.delta(math.log1p(1 / (order - 1))) + math.log(mean) / (order - 1) for order in ORDERS]
+    return SelectionCurve(adjacency, k, ORDERS, np.maximum(forward, backward) + slack)
 
 
 def any_curve(events: tuple[Event, ...], adjacency: str = "substitution", k: int = 1) -> Curve | SelectionCurve:

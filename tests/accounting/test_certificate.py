@@ -1,0 +1,312 @@
+"""A certificate states what is proven and nothing else; where nothing is, it is refused with the reason."""
+
+import json
+import math
+from importlib.resources import files
+
+import jsonschema
+import numpy as np
+import pytest
+
+from confide.accounting import (
+    FixedSizeGaussian,
+    Noiseless,
+    PoissonGaussian,
+    Redraws,
+    Review,
+    Selection,
+    SelectiveGaussian,
+    ShuffledGaussian,
+    corpus_epsilon,
+    curve,
+    issue,
+    slot_epsilon,
+)
+from confide.accounting.curves import gaussian_delta
+from confide.errors import BadInput, Refused
+
+DELTA = 8e-5
+STEPS = PoissonGaussian(0.03125, 2.0, 320)
+SCHEMA = json.loads((files("confide.accounting") / "certificate.schema.json").read_text())
+
+
+def guarantee(certificate, name, k=None):
+    found = [g for g in certificate["guarantees"] if g["name"] == name and (k is None or g["k"] == k)]
+    assert len(found) == 1, (name, k)
+    return found[0]
+
+
+def epsilon(certificate, name, k=None):
+    return guarantee(certificate, name, k)["epsilon"]
+
+
+def test_the_published_schema_describes_every_kind_of_certificate(ledger):
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    noiseless = ("phase1", Noiseless(10))
+    review = Review(((2, 0, 0), (0, 0, 0), "skipped", (1, 1, 0)), cap=3)
+    certificates = [
+        issue(ledger(name="a"), DELTA),
+        issue(ledger(name="b"), DELTA, Redraws(200, 20)),
+        issue(ledger(name="c", conservative="scores"), DELTA, review),
+        issue(ledger(("phase2", STEPS), noiseless, name="d", method="jft"), DELTA, Redraws(200, 20)),
+        issue(ledger(name="e", method="sdp"), DELTA),
+        issue(ledger(name="f", mask_records="drop"), DELTA),
+        issue(ledger(("train", Selection((STEPS,), mean_runs=4.0)), name="g"), DELTA),
+        issue(ledger(("train", FixedSizeGaussian(0.03, 3.0, 100)), name="h", sampler="fixed-size"), DELTA),
+    ]
+    for certificate in certificates:
+        jsonschema.validate(json.loads(json.dumps(certificate, allow_nan=False)), SCHEMA)
+
+
+def test_per_secret_and_group_guarantees_are_those_of_the_curves(ledger):
+    certificate = issue(ledger(), DELTA)
+    assert epsilon(certificate, "per-secret") == curve([STEPS]).epsilon(DELTA)
+    for k in range(1, 11):
+        assert epsilon(certificate, "group", k) == curve([STEPS], k=k).epsilon(DELTA)
+
+
+def test_a_group_is_never_k_epsilon_at_the_same_delta(ledger):
+    certificate = issue(ledger(), DELTA)
+    one = epsilon(certificate, "group", 1)
+    for k in range(2, 11):
+        assert epsilon(certificate, "group", k) > 1.05 * k * one
+
+
+def test_detected_secrets_are_free_only_with_mask_consistency_and_redact_before_dedup(ledger):
+    assert epsilon(issue(ledger(name="a"), DELTA), "detected-secret") == 0
+    without = [
+        ledger(name="b", mask_consistent=False),
+        ledger(name="c", dedup="exact", order="dedup-redact"),
+        ledger(name="d", method="dpsgd"),
+    ]
+    for one in without:
+        names = {g["name"] for g in issue(one, DELTA)["guarantees"]}
+        assert "detected-secret" not in names
+
+
+@pytest.mark.parametrize(
+    ("changes", "missed", "detected"),
+    [
+        ({"dedup": "off", "units_per_record": "several"}, 1, 0),
+        ({"dedup": "exact"}, 1, 0),
+        ({"dedup": "exact", "order": "dedup-redact"}, 1, 1),
+        ({"dedup": "exact", "units_per_record": "several"}, 3, 0),
+        ({"dedup": "exact", "units_per_record": "several", "changed_units": 2}, 5, 0),
+        ({"dedup": "exact", "units_per_record": "several", "order": "dedup-redact"}, 2, 1),
+        ({"mask_consistent": False}, 1, 1),
+    ],
+)
+def test_k_follows_the_dedup_table_and_sets_the_curve(ledger, changes, missed, detected):
+    certificate = issue(ledger(**changes), DELTA)
+    assert (certificate["k"]["missed"], certificate["k"]["detected"]) == (missed, detected)
+    assert epsilon(certificate, "per-secret") == curve([STEPS], k=missed).epsilon(DELTA)
+
+
+def test_all_secrets_at_once_have_no_useful_bound_in_a_large_corpus(ledger):
+    assert epsilon(issue(ledger(name="a"), DELTA), "uniform") is None
+    small = issue(ledger(name="b", private_records=7), DELTA)
+    assert epsilon(small, "uniform") == curve([STEPS], k=7).epsilon(DELTA)
+
+
+def test_redraws_amplify_the_slot_and_a_review_amplifies_delta_only(ledger):
+    main = curve([STEPS])
+    slot = issue(ledger(name="a"), DELTA, Redraws(200, 20))
+    gamma = slot["bounds"]["gamma"]
+    assert epsilon(slot, "bayesian") == slot_epsilon(main, gamma, DELTA)
+    review = Review(((1, 0, 0),) * 180 + ((1, 1, 0),) * 20, cap=1)
+    corpus = issue(ledger(name="b"), DELTA, review)
+    assert corpus["bounds"]["scope"] == "corpus"
+    assert epsilon(corpus, "bayesian") == corpus_epsilon(main, corpus["bounds"]["gamma"], DELTA)
+    assert epsilon(slot, "bayesian") < 0.5 < 1.5 < epsilon(corpus, "bayesian")
+
+
+def test_what_both_policies_miss_is_in_delta(ledger):
+    certificate = issue(ledger(conservative="scores"), DELTA, Redraws(200, 20, 0))
+    found = guarantee(certificate, "bayesian")
+    assert found["delta"] == pytest.approx(0.0184, abs=1e-4)
+    assert found["epsilon"] == pytest.approx(0.485, abs=2e-3)
+    assert certificate["bounds"]["delta2"] == pytest.approx(0.0183, abs=1e-4)
+
+
+def test_no_amplification_in_the_papers_order(ledger):
+    certificate = issue(ledger(dedup="exact", order="dedup-redact"), DELTA, Redraws(200, 20))
+    assert epsilon(certificate, "bayesian") is None
+
+
+def test_drop_mode_uses_the_null_curve_in_both_directions(ledger):
+    certificate = issue(ledger(mask_records="drop"), DELTA)
+    assert certificate["adjacency"]["name"] == "zero-out"
+    assert epsilon(certificate, "per-secret") == curve([STEPS], "zero-out").epsilon(DELTA)
+    assert epsilon(certificate, "per-secret") == pytest.approx(1.01, abs=5e-3)
+
+
+def test_early_stopping_is_charged_to_the_end(ledger):
+    stopped = ledger(("train", PoissonGaussian(0.03125, 2.0, 50)), planned=[("train", STEPS)])
+    certificate = issue(stopped, DELTA)
+    assert certificate["ledger"]["steps"] == 50
+    assert epsilon(certificate, "per-secret") == curve([STEPS]).epsilon(DELTA)
+
+
+def test_tuning_runs_are_in_the_price(ledger):
+    tuned = issue(ledger(("train", Selection((STEPS,), runs=10))), DELTA)
+    assert tuned["ledger"]["steps"] == 3200
+    assert epsilon(tuned, "per-secret") == pytest.approx(7.71, rel=0.01)
+
+
+def test_a_random_selection_covers_the_winner_only(ledger):
+    certificate = issue(ledger(("train", Selection((STEPS,), mean_runs=10.0))), DELTA)
+    assert "the selected model" in guarantee(certificate, "per-secret")["sentence"]
+    assert "selection" in {a["id"] for a in certificate["assumptions"]}
+
+
+def test_selective_privacy_is_never_comparable(ledger):
+    paper = SelectiveGaussian(20.0, 3, 2, 20.0, participation=0.03125, count=320)
+    certificate = issue(ledger(("train", paper), method="sdp", sampler="public", sdp_variant="paper"), DELTA)
+    found = guarantee(certificate, "selective")
+    assert found["epsilon"] == pytest.approx(4.17, rel=0.01)
+    assert "must not be compared" in found["sentence"]
+    assert "no guarantee for tokens that the policy misses" in found["sentence"]
+    assert len(certificate["guarantees"]) == 1
+
+
+def test_jft_without_noise_in_phase_one(ledger):
+    """The worst case has no bound, the conditional one says its condition, the random secret pays γ in δ."""
+    jft = ledger(("phase1", Noiseless(100)), ("phase2", STEPS), method="jft")
+    certificate = issue(jft, DELTA, Redraws(200, 20))
+    assert "there is no bound" in guarantee(certificate, "per-secret")["sentence"]
+    assert "phase1-screening" in {a["id"] for a in certificate["assumptions"]}
+    found = guarantee(certificate, "bayesian")
+    assert found["delta"] == pytest.approx(DELTA + certificate["bounds"]["gamma"])
+    assert found["epsilon"] >= curve([STEPS]).epsilon(DELTA * 1.2) - 1e-3
+
+
+def test_jft_with_noise_in_phase_one_composes_both(ledger):
+    light = PoissonGaussian(0.03125, 1.0, 100)
+    jft = ledger(("phase1", light), ("phase2", STEPS), method="jft", jft_phase1="noised")
+    certificate = issue(jft, DELTA, Redraws(200, 20))
+    both = curve([light, STEPS]).epsilon(DELTA)
+    assert epsilon(certificate, "per-secret") == both
+    assert curve([STEPS]).epsilon(DELTA) < epsilon(certificate, "bayesian") < both
+
+
+def test_the_missing_rate_never_reaches_the_accountant(ledger):
+    """JFT's heuristic multiplies the sampling rate by the missing rate: no evidence may lower the per-secret ε."""
+    plain = issue(ledger(name="a"), DELTA)
+    evident = issue(ledger(name="b"), DELTA, Redraws(100_000, 10))
+    assert epsilon(plain, "per-secret") == epsilon(evident, "per-secret")
+    assert [g for g in plain["guarantees"] if g["name"] == "group"] == [
+        g for g in evident["guarantees"] if g["name"] == "group"
+    ]
+
+
+def test_a_keyed_bloom_filter_costs_its_false_positives(ledger):
+    certificate = issue(ledger(dedup="bloom", bloom_delta=2e-5), DELTA)
+    found = guarantee(certificate, "per-secret")
+    assert found["delta"] == DELTA
+    assert found["epsilon"] == curve([STEPS]).epsilon(DELTA - 2e-5)
+
+
+def test_the_gaussian_summary_dominates_the_curve(ledger):
+    mu = issue(ledger(), DELTA)["gdp"]["mu"]
+    epsilons = np.linspace(0, 3, 777)
+    deltas = curve([STEPS]).deltas(epsilons)
+    assert np.all(deltas <= np.maximum(gaussian_delta(epsilons, mu), DELTA) + 1e-12)
+    assert not np.all(deltas <= np.maximum(gaussian_delta(epsilons, mu * 0.98), DELTA))
+
+
+def test_the_trade_off_curve_bounds_every_test(ledger):
+    """Every threshold test on the dominating Gaussian-free pair lies below the printed ceiling."""
+    certificate = issue(ledger(), DELTA)
+    fprs = [point["fpr"] for point in certificate["trade_off"]]
+    tprs = [point["tpr_at_most"] for point in certificate["trade_off"]]
+    assert tprs == sorted(tprs)
+    main = curve([STEPS])
+    for fpr, tpr in zip(fprs, tprs, strict=True):
+        for point in (0.0, 0.3, 1.0, 1.97):
+            assert tpr <= math.exp(point) * fpr + main.delta(point) + 1e-3
+        assert tpr >= fpr
+
+
+REFUSALS = {
+    "near-duplicate": {"dedup": "near"},
+    "fixed hash seeds": {"dedup": "bloom", "bloom_keyed": False},
+    "false positives alone": {"dedup": "bloom", "bloom_delta": 7e-5},
+    "looks beyond the record": {"record_local": False},
+    "not escaped": {"masks_escaped": False},
+    "vocabulary": {"vocabulary": "private"},
+    "stored seed": {"coins": "seeded"},
+    "realised batch size": {"normaliser": "realised"},
+    "Rényi": {"accountant": "rdp"},
+    "without noise": {"method": "redacted"},
+    "equal mask pattern": {"method": "sdp", "mask_records": "drop"},
+    "sampled as 'shuffled'": {"sampler": "shuffled"},
+    "sampled as 'fixed-size'": {"sampler": "fixed-size"},
+}
+
+
+@pytest.mark.parametrize("reason", REFUSALS)
+def test_each_unsound_setting_is_refused_with_its_own_reason(ledger, reason):
+    with pytest.raises(Refused, match=reason):
+        issue(ledger(**REFUSALS[reason]), DELTA)
+
+
+def test_noiseless_steps_are_refused_outside_jft(ledger):
+    with pytest.raises(Refused, match="without noise"):
+        issue(ledger(("train", STEPS), ("train", Noiseless(3))), DELTA)
+
+
+def test_jft_with_noiseless_phase_two_is_refused(ledger):
+    with pytest.raises(Refused, match="phase"):
+        issue(ledger(("phase1", Noiseless(3)), ("phase2", Noiseless(3)), method="jft"), DELTA)
+
+
+def test_an_empty_ledger_is_refused(tmp_path, setting):
+    from confide.accounting import LedgerWriter, read_ledger
+
+    LedgerWriter.create(tmp_path / "ledger.jsonl", setting().to_plain(), []).close()
+    with pytest.raises(Refused, match="nothing was trained"):
+        issue(read_ledger(tmp_path / "ledger.jsonl"), DELTA)
+
+
+def test_shuffled_steps_get_their_own_unamplified_number(ledger):
+    certificate = issue(ledger(("train", ShuffledGaussian(2.0, 10)), sampler="shuffled"), DELTA)
+    assert epsilon(certificate, "per-secret") == pytest.approx(16.3, rel=0.01)
+
+
+def test_miss_rates_say_nothing_about_unredacted_training(ledger):
+    with pytest.raises(Refused, match="unredacted"):
+        issue(ledger(method="dpsgd"), DELTA, Redraws(200, 20))
+
+
+def test_evidence_that_contradicts_the_setting_is_refused(ledger):
+    with pytest.raises(Refused, match="every record is said to be private"):
+        issue(ledger(), DELTA, Redraws(200, 20, 1))
+
+
+@pytest.mark.parametrize("delta", [1e-10, 0.0, 1.0, math.nan])
+def test_impossible_deltas_are_refused(ledger, delta):
+    with pytest.raises(BadInput, match="delta"):
+        issue(ledger(), delta)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "magic"},
+        {"unit": "paragraph"},
+        {"private_records": 0},
+        {"clipping_norm": -1.0},
+        {"record_local": "yes"},
+        {"policy": ""},
+        {"bloom_delta": 2.0},
+    ],
+)
+def test_impossible_settings_are_refused(setting, changes):
+    with pytest.raises(BadInput, match="setting"):
+        setting(**changes)
+
+
+def test_what_is_not_promised_is_said(ledger):
+    gaps = " ".join(issue(ledger(conservative="scores"), DELTA)["not_promised"])
+    for words in ("validation and test", "Correlated secrets", "no policy flags", "side channels"):
+        assert words in gaps

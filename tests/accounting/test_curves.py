@@ -1,0 +1,252 @@
+"""Curves are upper bounds, monotone where they must be, and equal to independent computations where those exist."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import NeighboringRelation, dp_event
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import fft
+
+from confide.accounting import (
+    Composed,
+    FixedSizeGaussian,
+    Gaussian,
+    Noiseless,
+    PoissonGaussian,
+    Selection,
+    SelectiveGaussian,
+    ShuffledGaussian,
+    curve,
+    selection_curve,
+)
+from confide.accounting import curves as curves_module
+from confide.accounting.curves import discretise, gaussian_delta
+from confide.accounting.pairs import fixed_size_pair, null_pair, shift_pair, substitution_pair
+from confide.errors import BadInput
+
+DELTA = 8e-5
+rates = st.floats(0.001, 1.0)
+noises = st.floats(0.5, 8.0)
+step_counts = st.integers(1, 2000)
+
+
+def epsilon(rate=0.03125, noise=1.5, steps=320, k=1, adjacency="substitution", delta=DELTA):
+    return curve([PoissonGaussian(rate, noise, steps)], adjacency, k).epsilon(delta)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.floats(0.001, 0.2), st.floats(1.5, 8.0), st.integers(1, 1000))
+def test_k_one_lies_between_dp_accountings_optimistic_and_pessimistic_curves(rate, noise, steps):
+    def theirs(pessimistic):
+        step = from_gaussian_mechanism(
+            noise,
+            sampling_prob=rate,
+            value_discretization_interval=1e-3,
+            pessimistic_estimate=pessimistic,
+            use_connect_dots=pessimistic,
+            neighboring_relation=NeighboringRelation.REPLACE_ONE,
+        )
+        return step.self_compose(steps).get_epsilon_for_delta(DELTA)
+
+    ours = epsilon(rate, noise, steps)
+    assert theirs(pessimistic=False) <= ours <= theirs(pessimistic=True) + 1e-3 * max(1, ours)
+
+
+@pytest.mark.parametrize(("rate", "noise", "steps"), [(0.03125, 1.0, 320), (0.03125, 2.0, 320), (0.01, 4.0, 10_000)])
+def test_k_one_equals_dp_accountings_replace_one_on_a_fine_grid(rate, noise, steps):
+    theirs = PLDAccountant(NeighboringRelation.REPLACE_ONE)
+    gaussian = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
+    theirs.compose(dp_event.SelfComposedDpEvent(gaussian, steps))
+    assert epsilon(rate, noise, steps) == pytest.approx(theirs.get_epsilon(DELTA), abs=1e-3)
+
+
+@settings(max_examples=20, deadline=None)
+@given(rates, noises, step_counts)
+def test_substitution_costs_at_least_add_remove(rate, noise, steps):
+    assert epsilon(rate, noise, steps) >= epsilon(rate, noise, steps, adjacency="add-remove") - 1e-3
+
+
+@settings(max_examples=20, deadline=None)
+@given(rates, noises, step_counts, st.integers(1, 6), st.sampled_from(["substitution", "zero-out"]))
+def test_epsilon_rises_with_k_rate_steps_and_falls_with_noise(rate, noise, steps, k, adjacency):
+    base = epsilon(rate, noise, steps, k, adjacency)
+    slack = 1e-3 + 1e-3 * base  # grids differ between two curves
+    assert epsilon(rate, noise, steps, k + 1, adjacency) >= base - slack
+    assert epsilon(min(1.0, rate * 1.3), noise, steps, k, adjacency) >= base - slack
+    assert epsilon(rate, noise, steps + 1 + steps // 4, k, adjacency) >= base - slack
+    assert epsilon(rate, noise * 1.2, steps, k, adjacency) <= base + slack
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.floats(0.0005, 0.5), noises, st.integers(1, 50_000), st.integers(1, 4))
+def test_a_finer_grid_never_raises_epsilon(rate, noise, steps, k):
+    event = [PoissonGaussian(rate, noise, steps)]
+    coarse, fine = curve(event, k=k).epsilon(1e-6), curve(event, k=k, refine=3).epsilon(1e-6)
+    assert fine <= coarse + 1e-3
+    assert fine >= coarse * 0.995 - 1e-3  # and the default grid is not needlessly loose
+
+
+def test_a_million_steps_stay_exact():
+    """dp_accounting's second differences give 11.03 on its 1e-4 grid and 11.11 on a ten times finer one."""
+    event = [PoissonGaussian(0.001, 1.0, 10**6)]
+    coarse, fine = curve(event).epsilon(1e-5), curve(event, refine=3).epsilon(1e-5)
+    assert coarse == pytest.approx(11.028, abs=2e-3)
+    assert fine <= coarse + 1e-3
+
+
+PAIRS = {
+    "substitution": lambda: substitution_pair(3, 0.1, 0.9),
+    "null": lambda: null_pair(2, 0.05, 1.3)[0],
+    "null reversed": lambda: null_pair(2, 0.05, 1.3)[1],
+    "fixed size": lambda: fixed_size_pair(0.1, 1.1),
+    "gaussian": lambda: shift_pair(1.7),
+    "public participation": lambda: shift_pair(2.5, 0.2),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("cut", [1e-2, 1e-15])
+def test_the_discretised_law_dominates_the_pair_everywhere(name, cut):
+    """Pessimism, tails included: a dropped tail or an optimistic rounding would dip below the exact profile."""
+    pair = PAIRS[name]()
+    law = discretise(pair, 2**-5, cut)
+    losses = (law.first + np.arange(len(law.masses))) * law.h
+    epsilons = np.linspace(-6, 8, 301)
+    approximate = law.infinity + np.array([law.masses @ np.maximum(0, -np.expm1(e - losses)) for e in epsilons])
+    exact = pair.profile(epsilons)
+    assert np.all(approximate >= exact - 1e-12)
+    assert np.all(approximate <= exact + 0.01 + 2 * cut)
+    assert law.masses.sum() + law.infinity == pytest.approx(1, abs=1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0.2, 12.0), st.integers(1, 400))
+def test_a_gaussian_ledger_matches_the_closed_form(noise, count):
+    mu = 2 * math.sqrt(count) / noise
+    found = curve([Gaussian(noise, count)])
+    for point in (0.0, mu, mu * mu / 2 + mu):
+        exact = float(gaussian_delta(np.array([point]), mu)[0])
+        assert exact <= found.delta(point) + 1e-15
+        assert found.delta(point) <= exact * 1.01 + 1e-10
+
+
+def test_phases_compose_like_one_long_run():
+    whole = curve([PoissonGaussian(0.03, 1.5, 300)]).epsilon(DELTA)
+    parts = [PoissonGaussian(0.03, 1.5, 100), Composed((PoissonGaussian(0.03, 1.5, 50),), 4)]
+    assert curve(parts).epsilon(DELTA) == whole
+
+
+def test_different_phases_cost_more_than_each_and_less_than_their_sum():
+    first, second = PoissonGaussian(0.03, 1.5, 300), Gaussian(4.0, 2)
+    both = curve([first, second]).epsilon(DELTA)
+    alone = [curve([first]).epsilon(DELTA), curve([second]).epsilon(DELTA)]
+    assert max(alone) < both < sum(alone) + 1e-3
+
+
+def test_both_directions_are_composed_and_the_worse_one_counts():
+    found = curve([PoissonGaussian(0.03125, 1.0, 320)], "zero-out")
+    one, other = (float(pmf.get_epsilon_for_delta(DELTA)) for pmf in found.directions)
+    assert abs(one - other) > 0.1
+    assert found.epsilon(DELTA) == pytest.approx(max(one, other), abs=1e-6)
+
+
+def test_the_rounding_allowance_covers_the_true_error():
+    """Against the same composition in extended precision."""
+    pair = substitution_pair(1, 0.01, 1.0)
+    law = discretise(pair, 2**-11, 1e-20)
+    steps = 20_000
+    pmf, allowance = curves_module._compose([(law, steps)])
+    spectrum = fft.fft(law.masses.astype(np.longdouble), fft.next_fast_len(pmf.size))
+    exact = fft.ifft(spectrum**steps).real
+    exact = np.roll(exact, -(pmf._lower_loss - law.first * steps))[: pmf.size]
+    error = float(np.abs(pmf._probs - exact.astype(float)).sum())
+    assert error <= allowance
+    assert allowance < 1e-8
+
+
+def test_the_tail_cut_off_is_far_below_delta_over_a_hundred_steps():
+    for steps in (1, 320, 10**6):
+        cut = curves_module.TAIL / steps
+        assert cut <= curves_module.MIN_DELTA / (100 * steps)
+        assert discretise(substitution_pair(1, 0.01, 1.0), 2**-6, cut).infinity <= cut
+
+
+@pytest.mark.parametrize("delta", [1e-10, 0.0, -1.0, 1.0, 1.5, math.nan, math.inf])
+def test_impossible_deltas_are_refused(delta):
+    with pytest.raises(BadInput, match="delta"):
+        epsilon(delta=delta)
+
+
+def test_a_delta_within_floating_point_error_is_refused():
+    with pytest.raises(BadInput, match="floating-point"):
+        curve([PoissonGaussian(0.001, 1.0, 10**6)]).epsilon(2e-9)
+
+
+def test_a_noiseless_step_voids_everything():
+    found = curve([PoissonGaussian(0.01, 5.0, 10), Noiseless()])
+    assert found.epsilon(0.5) == math.inf
+    assert found.delta(10.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("event", "adjacency", "k"),
+    [
+        (FixedSizeGaussian(0.1, 1.0), "zero-out", 1),
+        (FixedSizeGaussian(0.1, 1.0), "substitution", 2),
+        (PoissonGaussian(0.1, 1.0), "add-remove", 2),
+        (PoissonGaussian(0.1, 1.0), "replace", 1),
+        (SelectiveGaussian(1.0, 1, 1, 1.0, participation=0.5), "substitution", 2),
+        (Selection((PoissonGaussian(0.1, 1.0),), mean_runs=3.0), "substitution", 1),
+    ],
+)
+def test_events_without_a_proof_raise(event, adjacency, k):
+    with pytest.raises(BadInput):
+        curve([event], adjacency, k)
+
+
+def test_shuffling_is_never_amplified():
+    """Ten epochs cost the same whatever the batch size: only the number of participations counts."""
+    assert curve([ShuffledGaussian(2.0, 10)]).epsilon(DELTA) == curve([Gaussian(2.0, 10)]).epsilon(DELTA)
+    assert curve([ShuffledGaussian(2.0, 10)]).epsilon(DELTA) > 8 * epsilon(0.03125, 2.0, 320)
+
+
+def test_the_best_of_a_random_number_of_runs():
+    one_run = PoissonGaussian(0.03125, 2.0, 320)
+    selected = selection_curve(Selection((one_run,), mean_runs=10.0))
+    one, composed = curve([one_run]).epsilon(DELTA), curve([Selection((one_run,), runs=10)]).epsilon(DELTA)
+    assert one < selected.epsilon(DELTA) < composed
+    assert selected.epsilon(DELTA) < selection_curve(Selection((one_run,), mean_runs=30.0)).epsilon(DELTA)
+
+
+def test_the_renyi_divergence_of_a_gaussian_pair_is_exact():
+    from confide.accounting.selection import renyi
+
+    orders = np.array([1.1, 1.5, 2.0, 8.0, 64.0, 200.0])
+    assert renyi(shift_pair(0.7), orders) == pytest.approx(orders * 0.7**2 / 2, rel=1e-9)
+
+
+def test_the_renyi_divergence_of_a_sampled_pair_matches_dp_accountings_add_remove():
+    from dp_accounting.rdp import RdpAccountant
+
+    from confide.accounting.selection import renyi
+
+    accountant = RdpAccountant([2.0, 3.0, 8.0, 20.0])
+    accountant.compose(dp_event.PoissonSampledDpEvent(0.05, dp_event.GaussianDpEvent(1.2)))
+    assert renyi(null_pair(1, 0.05, 1.2)[0], accountant.orders) == pytest.approx(accountant.rdp, rel=1e-6)
+
+
+def test_a_curve_does_not_depend_on_the_order_of_events():
+    events = [PoissonGaussian(0.02, 1.0, 50), Gaussian(6.0, 3), PoissonGaussian(0.02, 1.0, 25)]
+    assert curve(events).epsilon(DELTA) == pytest.approx(curve(events[::-1]).epsilon(DELTA), abs=1e-6)
+
+
+def test_rounding_is_added_to_delta():
+    found = curve([PoissonGaussian(0.01, 1.0, 1000)])
+    bare = dataclasses.replace(found, rounding=0.0)
+    assert found.delta(1.0) > bare.delta(1.0)
+    assert found.epsilon(1e-5) >= bare.epsilon(1e-5)

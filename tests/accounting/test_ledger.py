@@ -1,0 +1,253 @@
+"""The ledger loses nothing, admits nothing and counts everything."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from confide.accounting import (
+    Composed,
+    FixedSizeGaussian,
+    Gaussian,
+    LedgerWriter,
+    Noiseless,
+    PoissonGaussian,
+    Selection,
+    SelectiveGaussian,
+    ShuffledGaussian,
+    read_ledger,
+)
+from confide.accounting.events import flatten, from_plain, to_plain
+from confide.accounting.ledger import charge
+from confide.errors import BadInput, Contradiction
+
+STEP = PoissonGaussian(0.1, 1.0)
+SETTING = {"method": "crt"}
+noises = st.floats(0.01, 100, allow_nan=False)
+counts = st.integers(1, 1000)
+simple = st.one_of(
+    st.builds(PoissonGaussian, st.floats(1e-6, 1), noises, counts),
+    st.builds(FixedSizeGaussian, st.floats(1e-6, 1), noises, counts),
+    st.builds(ShuffledGaussian, noises, counts),
+    st.builds(Gaussian, noises, counts),
+    st.builds(SelectiveGaussian, noises, counts, st.integers(0, 2), noises, st.floats(0.01, 1), counts),
+    st.builds(Noiseless, counts),
+)
+events = st.recursive(
+    simple,
+    lambda inner: st.one_of(
+        st.builds(Composed, st.lists(inner, min_size=1, max_size=3).map(tuple), st.integers(1, 5)),
+        st.builds(Selection, st.lists(inner, min_size=1, max_size=3).map(tuple), st.integers(1, 5)),
+    ),
+    max_leaves=6,
+)
+
+
+@given(events)
+def test_events_survive_a_round_trip_through_json(event):
+    assert from_plain(json.loads(json.dumps(to_plain(event)))) == event
+
+
+@given(events)
+def test_flattening_keeps_every_step(event):
+    def total(e):
+        if isinstance(e, Composed):
+            return e.count * sum(map(total, e.events))
+        if isinstance(e, Selection):
+            return e.runs * sum(map(total, e.events))
+        return e.count
+
+    assert sum(step.count for step in flatten([event])) == total(event)
+
+
+def write(path, count=5):
+    with LedgerWriter.create(path, SETTING, [("train", PoissonGaussian(0.1, 1.0, count))]) as writer:
+        for _ in range(count):
+            writer.append(STEP)
+        return writer.length, writer.head
+
+
+def test_length_and_head_are_those_of_the_file(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    length, head = write(path)
+    ledger = read_ledger(path)
+    assert (ledger.length, ledger.head) == (length, head)
+    assert length == 6
+    assert ledger.setting == SETTING
+    assert [event for _, event in ledger.spent] == [STEP] * 5
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_change_to_the_file_is_detected(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("ledger") / "ledger.jsonl"
+    length, head = write(path)
+    raw = path.read_bytes()
+    at = data.draw(st.integers(0, len(raw) - 1))
+    flip = data.draw(st.integers(1, 255))
+    path.write_bytes(raw[:at] + bytes([raw[at] ^ flip]) + raw[at + 1 :])
+    try:
+        changed = read_ledger(path)
+    except (Contradiction, BadInput):
+        return
+    assert (changed.length, changed.head) != (length, head)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda lines: lines[:2] + lines[3:],
+        lambda lines: [lines[0], lines[2], lines[1], *lines[3:]],
+        lambda lines: [*lines[:2], lines[1], *lines[2:]],
+        lambda lines: lines[1:],
+    ],
+    ids=["removed", "swapped", "doubled", "beheaded"],
+)
+def test_removed_moved_and_doubled_lines_break_the_chain(tmp_path, edit):
+    path = tmp_path / "ledger.jsonl"
+    write(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(edit(lines)))
+    with pytest.raises(Contradiction, match="line"):
+        read_ledger(path)
+
+
+def test_a_cut_off_end_shows_in_length_and_head(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    length, head = write(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))
+    ledger = read_ledger(path)
+    assert ledger.length == length - 1
+    assert ledger.head != head
+
+
+def test_a_torn_line_is_dropped_by_the_next_writer_and_refused_by_readers(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    length, head = write(path)
+    with open(path, "ab") as file:
+        file.write(b'{"event":{"count":1,"ki')
+    with pytest.raises(Contradiction, match="cut off"):
+        read_ledger(path)
+    with LedgerWriter.resume(path) as writer:
+        assert (writer.length, writer.head) == (length, head)
+        writer.append(STEP)
+    assert read_ledger(path).length == length + 1
+
+
+def test_an_existing_ledger_is_never_overwritten(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    write(path)
+    before = path.read_bytes()
+    with pytest.raises(BadInput, match="exists"):
+        LedgerWriter.create(path, SETTING, [])
+    assert path.read_bytes() == before
+
+
+def test_a_second_writer_is_refused(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    with LedgerWriter.create(path, SETTING, []), pytest.raises(BadInput, match="another process"):
+        LedgerWriter.resume(path)
+    LedgerWriter.resume(path).close()
+
+
+def test_the_file_is_private_to_its_owner(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    old = os.umask(0)
+    try:
+        write(path)
+    finally:
+        os.umask(old)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def _append_forever(path, acknowledged):
+    with LedgerWriter.resume(path) as writer:
+        while True:
+            writer.append(STEP)
+            os.write(acknowledged, b".")
+
+
+def test_every_acknowledged_step_survives_kill_nine(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    LedgerWriter.create(path, SETTING, []).close()
+    reader, sender = os.pipe()
+    acknowledged = 0
+    for wanted in (3, 17, 40):
+        process = multiprocessing.get_context("fork").Process(target=_append_forever, args=(path, sender))
+        process.start()
+        start = acknowledged
+        while acknowledged < start + wanted:
+            acknowledged += len(os.read(reader, 100))
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        os.set_blocking(reader, False)
+        with contextlib.suppress(BlockingIOError):
+            acknowledged += len(os.read(reader, 10_000))
+        os.set_blocking(reader, True)
+        with LedgerWriter.resume(path) as writer:
+            assert writer.length - 1 >= acknowledged
+    os.close(reader)
+    os.close(sender)
+
+
+def test_stopping_early_is_charged_as_planned():
+    planned = PoissonGaussian(0.1, 1.0, 100)
+    assert charge([planned], [PoissonGaussian(0.1, 1.0, 30)]) == (planned,)
+    assert charge([planned], [PoissonGaussian(0.1, 1.0, 130)]) == (PoissonGaussian(0.1, 1.0, 130),)
+    assert charge([planned], [PoissonGaussian(0.1, 2.0, 5)]) == (planned, PoissonGaussian(0.1, 2.0, 5))
+
+
+def test_tuning_runs_are_charged_one_by_one():
+    runs = Selection((PoissonGaussian(0.1, 1.0, 50),), runs=7)
+    assert charge([runs], []) == (PoissonGaussian(0.1, 1.0, 350),)
+
+
+def test_a_selection_over_random_runs_is_charged_as_such():
+    plan = Selection((PoissonGaussian(0.1, 1.0, 50),), mean_runs=5.0)
+    assert charge([plan], [PoissonGaussian(0.1, 1.0, 50)] * 3) == (plan,)
+    with pytest.raises(BadInput, match="not part of"):
+        charge([plan], [PoissonGaussian(0.1, 0.5, 50)])
+
+
+def test_every_state_release_of_selective_training_counts():
+    event = SelectiveGaussian(1.0, segments=3, states=2, state_noise_multiplier=1.0, count=10)
+    assert event.releases == 10 * 3 * (1 + 2)
+    with pytest.raises(BadInput, match="noised"):
+        SelectiveGaussian(1.0, segments=1, states=1)
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        None,
+        [],
+        {},
+        {"kind": "magic"},
+        {"kind": "poisson-gaussian", "sampling_rate": 0.1},
+        {"kind": "poisson-gaussian", "sampling_rate": 0.1, "noise_multiplier": 1.0, "colour": "red"},
+        {"kind": "poisson-gaussian", "sampling_rate": "0.1", "noise_multiplier": 1.0},
+        {"kind": "poisson-gaussian", "sampling_rate": 1.5, "noise_multiplier": 1.0},
+        {"kind": "poisson-gaussian", "sampling_rate": 0.1, "noise_multiplier": 0.0},
+        {"kind": "poisson-gaussian", "sampling_rate": 0.1, "noise_multiplier": 1.0, "count": 0},
+        {"kind": "poisson-gaussian", "sampling_rate": 0.1, "noise_multiplier": 1.0, "count": True},
+        {"kind": "composed", "events": []},
+        {"kind": "composed", "events": "all"},
+    ],
+)
+def test_events_that_make_no_sense_are_refused(plain):
+    with pytest.raises(BadInput):
+        from_plain(plain)
+
+
+def test_an_unreadable_ledger_is_explained(tmp_path):
+    with pytest.raises(BadInput, match="No such file"):
+        read_ledger(tmp_path / "none.jsonl")
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(BadInput, match="empty"):
+        read_ledger(tmp_path / "empty.jsonl")

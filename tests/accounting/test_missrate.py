@@ -1,0 +1,150 @@
+"""Miss-rate bounds cover the truth as often as they say, under the conditions that they name."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from confide.accounting import SKIPPED, Redraws, Review, Reviewed, labels_needed, redraw_bound, review_bound
+from confide.errors import BadInput
+
+BETA = 0.05
+
+
+@pytest.mark.parametrize("gamma", [0.002, 0.05, 0.3, 0.8])
+@pytest.mark.parametrize("labels", [20, 200])
+def test_redraw_bound_covers(gamma, labels):
+    """Exactly, by summing over all outcomes."""
+    outcomes = np.arange(labels + 1)
+    covered = [redraw_bound(int(m), labels, BETA) >= gamma for m in outcomes]
+    assert stats.binom.pmf(outcomes, labels, gamma) @ covered >= 1 - BETA
+
+
+def test_labels_needed_is_the_smallest_number():
+    for rate in (0.3, 0.01, 8e-5):
+        needed = labels_needed(rate, BETA)
+        assert redraw_bound(0, needed, BETA) <= rate < redraw_bound(0, needed - 1, BETA)
+
+
+def clustered(rng, count):
+    """Records with 0 to 4 secrets, missed all together or not at all."""
+    secrets = rng.integers(0, 5, count)
+    return secrets, np.where(rng.random(count) < 0.1, secrets, 0)
+
+
+def by_context(rng, count):
+    """One kind of record is long and always missed, the rest is short and never missed."""
+    hard = rng.random(count) < 0.05
+    secrets = np.where(hard, 4, rng.integers(0, 2, count))
+    return secrets, np.where(hard, secrets, 0)
+
+
+def independent(rng, count):
+    secrets = rng.integers(0, 5, count)
+    return secrets, rng.binomial(secrets, 0.1)
+
+
+RATES = {clustered: 0.1, by_context: 0.05 * 4 / (0.05 * 4 + 0.95 * 0.5), independent: 0.1}
+
+
+LOOKS = (20, 35, 50, 75, 100, 150, 200, 250)
+
+
+def failures(draw, bound, runs, looks):
+    """How often a bound was ever below the truth at one of the looks: what someone who stops when happy would show."""
+    rng = np.random.default_rng(7)
+    wrong = 0
+    for _ in range(runs):
+        secrets, missed = (values.tolist() for values in draw(rng, max(looks)))
+        wrong += any(bound(secrets[:n], missed[:n]) < RATES[draw] for n in looks)
+    return wrong
+
+
+def review(secrets, missed):
+    return review_bound([Reviewed(n, m) for n, m in zip(secrets, missed, strict=True)], cap=4, beta=BETA)
+
+
+def pooled(secrets, missed):
+    return redraw_bound(sum(missed), sum(secrets), BETA)
+
+
+@pytest.mark.parametrize("draw", RATES, ids=lambda f: f.__name__)
+def test_review_bound_covers_for_whoever_stops_when_happy(draw):
+    """150 runs at 5 % would give more than 16 failures with probability 0.001."""
+    assert failures(draw, review, runs=150, looks=LOOKS) <= 16
+
+
+@pytest.mark.parametrize("draw", [clustered, by_context], ids=lambda f: f.__name__)
+def test_pooled_counts_do_not_cover_under_clustering(draw):
+    """The same simulation breaks the textbook interval even at a single look, so that it is a test worth passing."""
+    assert failures(draw, pooled, runs=150, looks=(100,)) > 16
+
+
+def test_pooled_counts_do_not_cover_for_whoever_stops_when_happy():
+    """Independent misses, so that only the stopping is to blame."""
+    assert failures(independent, pooled, runs=150, looks=range(10, 250, 5)) > 16
+
+
+def test_late_misses_count_as_much_as_early_ones():
+    clean, dirty = [Reviewed(1, 0)] * 180, [Reviewed(1, 1)] * 20
+    assert review_bound(clean + dirty, 1, BETA) == pytest.approx(review_bound(dirty + clean, 1, BETA))
+    assert review_bound(clean + dirty, 1, BETA) > 0.1
+
+
+def test_without_records_nothing_is_known():
+    assert review_bound([], 2, BETA) == 1.0
+
+
+def test_a_skipped_record_counts_as_all_missed():
+    clean = [Reviewed(3, 0)] * 80
+    skipped = review_bound([*clean[:40], SKIPPED, *clean[40:]], 3, BETA)
+    assert skipped == pytest.approx(review_bound([*clean[:40], Reviewed(3, 3), *clean[40:]], 3, BETA))
+    assert skipped > review_bound(clean, 3, BETA)
+
+
+def test_records_without_secrets_change_nothing():
+    some = [Reviewed(1, 0)] * 50
+    assert review_bound(some + [Reviewed(0, 0)] * 500, 1, BETA) == pytest.approx(review_bound(some, 1, BETA))
+
+
+def test_two_hundred_clean_records_give_two_to_four_percent():
+    assert 0.02 <= review_bound([Reviewed(1, 0)] * 200, 1, BETA) <= 0.04
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 300), st.data())
+def test_more_misses_never_lower_a_bound(labels, data):
+    missed = data.draw(st.integers(0, labels - 1))
+    assert redraw_bound(missed, labels, BETA) < redraw_bound(missed + 1, labels, BETA) <= 1
+    beta = data.draw(st.floats(0.001, 0.2))
+    assert redraw_bound(missed, labels, beta) >= missed / labels
+
+
+def test_confidence_is_split_between_both_rates_unless_one_is_zero_by_construction():
+    evidence = Redraws(200, 20, 0)
+    assert evidence.bounds(all_flagged=True) == (redraw_bound(20, 200, BETA), 0.0)
+    gamma, delta2 = evidence.bounds(all_flagged=False)
+    assert gamma == pytest.approx(redraw_bound(20, 200, BETA / 2))
+    assert delta2 == pytest.approx(redraw_bound(0, 200, BETA / 2))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: redraw_bound(3, 2, BETA),
+        lambda: redraw_bound(0, 0, BETA),
+        lambda: redraw_bound(0, 10, 0.0),
+        lambda: redraw_bound(-1, 10, BETA),
+        lambda: Reviewed(1, 2),
+        lambda: review_bound([Reviewed(5, 0)], 4, BETA),
+        lambda: review_bound(["forgotten"], 4, BETA),
+        lambda: labels_needed(0.0, BETA),
+        lambda: Redraws(10, 5, 6),
+        lambda: Redraws(10, 5, confidence=1.0),
+        lambda: Review(((1, 0, 1),), cap=1),
+    ],
+)
+def test_impossible_counts_are_refused(make):
+    with pytest.raises(BadInput):
+        make()

@@ -1,0 +1,163 @@
+"""Plausible mistakes, applied to a copy of the source: each must be caught by the test that is named beside it."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "confide"
+
+# name: (file, what it says, what the mistake would say, test that must fail)
+MISTAKES = {
+    "add/remove in place of substitution": (
+        "accounting/pairs.py",
+        "pair = substitution_pair(k, step.sampling_rate, step.noise_multiplier)\n            return pair, pair, step.count",
+        "return *null_pair(k, step.sampling_rate, step.noise_multiplier), step.count",
+        "accounting/test_golden.py::test_adjacencies_and_samplers",
+    ),
+    "sensitivity C in place of 2C": (
+        "accounting/pairs.py",
+        'reach = 2 * k if adjacency == "substitution" else k',
+        "reach = k",
+        "accounting/test_curves.py::test_a_gaussian_ledger_matches_the_closed_form",
+    ),
+    "k times epsilon for a group": (
+        "accounting/certificate.py",
+        "epsilon = curves[k].epsilon(training_delta)\n        records =",
+        "epsilon = k * curves[1].epsilon(training_delta)\n        records =",
+        "accounting/test_certificate.py::test_a_group_is_never_k_epsilon_at_the_same_delta",
+    ),
+    "gamma at the wrong delta": (
+        "accounting/bayesian.py",
+        "return (delta - delta2) / (gamma - delta2) if gamma > delta2 else 1.0",
+        "return delta",
+        "accounting/test_golden.py::test_bayesian_for_the_slot",
+    ),
+    "delta2 forgotten": (
+        "accounting/certificate.py",
+        "total = delta + delta2",
+        "total = delta",
+        "accounting/test_certificate.py::test_what_both_policies_miss_is_in_delta",
+    ),
+    "one direction only": (
+        "accounting/curves.py",
+        "return (self.forward,) if self.forward is self.backward else (self.forward, self.backward)",
+        "return (self.backward,)",
+        "accounting/test_golden.py::test_tight_group_curves",
+    ),
+    "tail mass dropped": (
+        "accounting/curves.py",
+        "return Law(first + int(kept[0]), masses, infinity, h)",
+        "return Law(first + int(kept[0]), masses, 0.0, h)",
+        "accounting/test_curves.py::test_the_discretised_law_dominates_the_pair_everywhere",
+    ),
+    "losses rounded down": (
+        "accounting/curves.py",
+        "up = np.expm1(cells * h - losses) / math.expm1(-h)",
+        "up = np.zeros_like(losses)",
+        "accounting/test_curves.py::test_the_discretised_law_dominates_the_pair_everywhere",
+    ),
+    "sampling rate shared out over the group": (
+        "accounting/pairs.py",
+        "weights = stats.binom.pmf(counts, k, rate)",
+        "weights = stats.binom.pmf(counts, k, rate / k)",
+        "accounting/test_golden.py::test_tight_group_curves",
+    ),
+    "fixed-size batches counted as Poisson": (
+        "accounting/certificate.py",
+        'if step.sampler != "none" and step.sampler != setting.sampler:',
+        "if False:",
+        "accounting/test_certificate.py::test_each_unsound_setting_is_refused_with_its_own_reason",
+    ),
+    "tuning runs counted once": (
+        "accounting/events.py",
+        "add(inner, times * event.runs)",
+        "add(inner, times)",
+        "accounting/test_golden.py::test_tuning_runs_compose",
+    ),
+    "early stopping charged for the steps taken": (
+        "accounting/ledger.py",
+        "counts[_one(step)] = max(counts.get(_one(step), 0), step.count)",
+        "counts[_one(step)] = step.count",
+        "accounting/test_certificate.py::test_early_stopping_is_charged_to_the_end",
+    ),
+    "hidden states not counted": (
+        "accounting/pairs.py",
+        "square += step.states * (reach / step.state_noise_multiplier) ** 2",
+        "square += 0",
+        "accounting/test_golden.py::test_selective_privacy",
+    ),
+    "Clopper-Pearson with its lower limit": (
+        "accounting/missrate.py",
+        "stats.beta.ppf(1 - beta, missed + 1, labels - missed)",
+        "stats.beta.ppf(1 - beta, max(missed, 1e-9), labels - missed + 1)",
+        "accounting/test_missrate.py::test_redraw_bound_covers",
+    ),
+    "pooled counts in place of the e-process": (
+        "accounting/missrate.py",
+        "lambdas = np.concatenate([np.geomspace(1e-3, 1, 40), np.linspace(0.025, 1, 40)]) / cap",
+        "return redraw_bound(int(missed.sum()), int(secrets.sum()), beta)",
+        "accounting/test_missrate.py::test_review_bound_covers_for_whoever_stops_when_happy",
+    ),
+    "detected secrets free in the paper's order": (
+        "accounting/setting.py",
+        'return 0 if self.dedup == "off" or self.order == "redact-dedup" else 1',
+        "return 0",
+        "accounting/test_certificate.py::test_detected_secrets_are_free_only_with_mask_consistency_and_redact_before_dedup",
+    ),
+    "phase 1 forgotten in JFT": (
+        "accounting/bayesian.py",
+        "return (1 - gamma) * phase2.delta(epsilon) + gamma * leak - delta",
+        "return phase2.delta(epsilon) - delta",
+        "accounting/test_bayesian.py::test_jft_never_falls_below_phase_two",
+    ),
+    "audit without delta": (
+        "accounting/audit.py",
+        "2 * canaries * delta * slack",
+        "0 * slack",
+        "accounting/test_golden.py::test_audits",
+    ),
+    "chain without its predecessor": (
+        "accounting/ledger.py",
+        "hashlib.sha256((previous + canonical(body)).encode())",
+        "hashlib.sha256(canonical(body).encode())",
+        "accounting/test_ledger.py::test_removed_moved_and_doubled_lines_break_the_chain",
+    ),
+    "verification that winks at one percent": (
+        "accounting/verification.py",
+        "TOLERANCE = 1e-6",
+        "TOLERANCE = 2e-2",
+        "accounting/test_verification.py::test_a_number_that_is_one_percent_too_small_is_named",
+    ),
+}
+
+RUN = """
+import sys, confide, pytest
+assert confide.__file__.startswith(sys.argv[1]), confide.__file__
+sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *sys.argv[2:]]))
+"""
+
+
+@pytest.mark.mutation
+@pytest.mark.parametrize("name", MISTAKES)
+def test_the_named_test_catches_the_mistake(name, tmp_path):
+    file, right, wrong, test = MISTAKES[name]
+    shutil.copytree(PACKAGE, tmp_path / "confide", ignore=shutil.ignore_patterns("__pycache__"))
+    path = tmp_path / "confide" / file
+    source = path.read_text()
+    assert source.count(right) == 1, "the mistake no longer fits the source: update it"
+    path.write_text(source.replace(right, wrong))
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(tmp_path), str(ROOT / "tests" / test)],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1, f"not caught:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    assert "1 failed" in done.stdout, done.stdout[-2000:]

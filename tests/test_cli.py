@@ -1,0 +1,218 @@
+"""The commands as scripts and people meet them: answers, exit codes and one clear line for every mistake."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from confide.cli import main
+
+BASE = ["epsilon", "--sampling-rate", "0.03125", "--noise", "2", "--steps", "320", "--delta", "8e-5"]
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as done:
+        main(list(arguments))
+    captured = capsys.readouterr()
+    return done.value.code, captured.out, captured.err
+
+
+def ask(capsys, *arguments):
+    code, out, err = run(capsys, *arguments, "--json")
+    assert code == 0, err
+    assert err == ""
+    return json.loads(out)
+
+
+def test_epsilon_names_everything_it_depends_on(capsys):
+    found = ask(capsys, *BASE)
+    assert found["epsilon"] == pytest.approx(1.97, abs=0.01)
+    for key in (
+        "delta",
+        "adjacency",
+        "sampler",
+        "accountant",
+        "unit",
+        "noise_multiplier",
+        "sampling_rate",
+        "steps",
+        "k",
+    ):
+        assert key in found
+    code, out, _ = run(capsys, *BASE)
+    assert code == 0
+    for word in ("substitution", "poisson", "dp_accounting", "record", "epsilon = 1.97"):
+        assert word in out
+
+
+def test_rates_may_be_fractions_or_batch_sizes(capsys):
+    want = ask(capsys, *BASE)["epsilon"]
+    rest = ["--noise", "2", "--delta", "8e-5"]
+    assert ask(capsys, "epsilon", "--sampling-rate", "1/32", "--steps", "320", *rest)["epsilon"] == want
+    by_size = ask(capsys, "epsilon", "--records", "32000", "--batch-size", "1000", "--epochs", "10", *rest)
+    assert by_size["epsilon"] == want
+    assert by_size["steps"] == 320
+
+
+def test_groups_and_misses(capsys):
+    assert ask(capsys, *BASE, "--group", "2")["epsilon"] == pytest.approx(4.41, abs=0.01)
+    found = ask(capsys, *BASE, "--misses", "20/200")["bayesian"]
+    assert found["slot_epsilon"] == pytest.approx(0.469, abs=2e-3)
+    assert found["corpus_epsilon"] > found["slot_epsilon"]
+    both = ask(capsys, *BASE, "--misses", "20/200", "--public-misses", "0/200")["bayesian"]
+    assert both["slot_epsilon"] == pytest.approx(0.485, abs=2e-3)
+    assert both["delta"] == pytest.approx(0.0184, abs=1e-4)
+
+
+def test_whatever_is_left_out_is_found(capsys):
+    noise = ask(capsys, "epsilon", "--epsilon", "2", "--sampling-rate", "1/32", "--steps", "320", "--delta", "8e-5")
+    assert noise["noise_multiplier"] == pytest.approx(1.97, abs=0.01)
+    assert noise["epsilon"] <= 2
+    steps = ask(capsys, "epsilon", "--epsilon", "1.97", "--sampling-rate", "1/32", "--noise", "2", "--delta", "8e-5")
+    assert steps["steps"] == 320
+    batch = ask(capsys, "epsilon", "--epsilon", "2", "--records", "2000", "--epochs", "3", "--delta", "1e-5")
+    assert batch["batch_size"] == 256
+    labels = ask(capsys, "epsilon", "--labels-for", "8e-5")
+    assert labels["labels"] == 37_446
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--epsilon", "2", "--sampling-rate", "1/32", "--steps", "320"],
+        ["--epsilon", "2", "--records", "2000", "--epochs", "3"],
+        ["--sampling-rate", "1/32", "--steps", "10", "--noise", "3", "--sampler", "fixed-size"],
+        ["--epochs", "10", "--noise", "3", "--sampler", "shuffled"],
+        ["--sampling-rate", "1/32", "--steps", "10", "--noise", "3", "--misses", "2/50", "--public-misses", "0/50"],
+        ["--labels-for", "0.01"],
+    ],
+)
+def test_every_answer_has_a_page_for_people(capsys, arguments):
+    code, out, err = run(capsys, "epsilon", "--delta", "1e-5", *arguments)
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) >= 1
+    assert "nan" not in out
+
+
+BAD = [
+    ["epsilon", "--sampling-rate", "0", "--noise", "2", "--steps", "320", "--delta", "8e-5"],
+    ["epsilon", "--sampling-rate", "1.5", "--noise", "2", "--steps", "320", "--delta", "8e-5"],
+    ["epsilon", "--sampling-rate", "nan", "--noise", "2", "--steps", "320", "--delta", "8e-5"],
+    ["epsilon", "--sampling-rate", "one", "--noise", "2", "--steps", "320", "--delta", "8e-5"],
+    ["epsilon", "--sampling-rate", "0.1", "--noise", "0", "--steps", "320", "--delta", "8e-5"],
+    ["epsilon", "--sampling-rate", "0.1", "--noise", "-1", "--steps", "320", "--delta", "8e-5"],
+    ["epsilon", "--sampling-rate", "0.1", "--noise", "inf", "--steps", "320", "--delta", "8e-5"],
+    ["epsilon", "--sampling-rate", "0.1", "--noise", "2", "--steps", "0", "--delta", "8e-5"],
+    ["epsilon", "--sampling-rate", "0.1", "--noise", "2", "--steps", "x", "--delta", "8e-5"],
+    ["epsilon", "--sampling-rate", "0.1", "--noise", "2", "--steps", "10", "--delta", "1"],
+    ["epsilon", "--sampling-rate", "0.1", "--noise", "2", "--steps", "10", "--delta", "1e-12"],
+    ["epsilon", "--sampling-rate", "0.1", "--noise", "2", "--steps", "10"],
+    ["epsilon", "--sampling-rate", "0.1", "--noise", "2", "--delta", "1e-5"],
+    ["epsilon", "--sampling-rate", "0.1", "--steps", "10", "--delta", "1e-5"],
+    ["epsilon", "--noise", "2", "--steps", "10", "--delta", "1e-5"],
+    [*BASE, "--misses", "300/200"],
+    [*BASE, "--misses", "20"],
+    [*BASE, "--misses", "-1/200"],
+    [*BASE, "--misses", "20/200", "--public-misses", "21/200"],
+    [*BASE, "--misses", "20/200", "--public-misses", "0/100"],
+    [*BASE, "--public-misses", "0/100"],
+    [*BASE, "--misses", "20/200", "--confidence", "1"],
+    [*BASE, "--group", "0"],
+    [*BASE, "--group", "2", "--adjacency", "add-remove"],
+    [*BASE, "--adjacency", "replace"],
+    [*BASE, "--sampler", "sorted"],
+    [*BASE, "--epsilon", "2"],
+    [*BASE, "--batch-size", "3"],
+    [*BASE, "--epochs", "3"],
+    ["epsilon", "--epsilon", "0", "--sampling-rate", "0.1", "--steps", "10", "--delta", "1e-5"],
+    ["epsilon", "--epsilon", "0.001", "--sampling-rate", "1", "--noise", "1", "--delta", "1e-5"],
+    ["epsilon", "--labels-for", "0"],
+    ["verify", "no/such/run"],
+    ["verify"],
+    ["unknown"],
+    ["epsilon", "--what"],
+]
+
+
+@pytest.mark.parametrize("arguments", BAD, ids=" ".join)
+def test_bad_input_is_one_clear_line_and_exit_code_two(capsys, arguments):
+    code, out, err = run(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("confide: ")
+    assert len(err.strip().splitlines()) == 1
+    code, out, err = run(capsys, *arguments, "--json")
+    assert code == 2
+    assert json.loads(out)["exit_code"] == 2
+
+
+def test_demo_then_verify_then_forge(capsys, tmp_path):
+    folder = tmp_path / "demo"
+    code, out, err = run(capsys, "demo", "-o", str(folder))
+    assert (code, err) == (0, "")
+    assert "holds" in out
+    assert "recomputed 1.97" in out or "recomputed 1.969" in out
+    code, out, _ = run(capsys, "verify", str(folder))
+    assert code == 0
+    assert "under these assumptions" in out
+    assert ask(capsys, "verify", str(folder))["holds"] is True
+    path = folder / "certificate.json"
+    path.write_text(path.read_text().replace('"delta2": 0.0', '"delta2": 0.1'))
+    code, out, err = run(capsys, "verify", str(folder))
+    assert code == 3
+    assert "bounds.delta2" in err
+
+
+def test_the_demo_never_overwrites(capsys, tmp_path):
+    folder = tmp_path / "demo"
+    assert run(capsys, "demo", "-o", str(folder), "--json")[0] == 0
+    code, _, err = run(capsys, "demo", "-o", str(folder))
+    assert code == 2
+    assert "exists" in err
+    (tmp_path / "file").touch()
+    assert run(capsys, "demo", "-o", str(tmp_path / "file"))[0] == 2
+
+
+WATCHED = """
+import socket, sys
+def refuse(*args, **kwargs):
+    raise AssertionError("a connection was opened")
+socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
+import confide.accounting
+from confide.cli import main
+assert "torch" not in sys.modules and "transformers" not in sys.modules
+main(sys.argv[1:])
+"""
+
+
+def test_no_command_opens_a_connection_or_imports_torch(tmp_path):
+    for arguments in (BASE, ["demo", "-o", str(tmp_path / "d")], ["verify", str(tmp_path / "d")]):
+        done = subprocess.run([sys.executable, "-c", WATCHED, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_installed_command_and_the_module_are_the_same():
+    script = os.path.join(os.path.dirname(sys.executable), "confide")
+    by_script = subprocess.run([script, *BASE, "--json"], capture_output=True, text=True, check=True)
+    by_module = subprocess.run(
+        [sys.executable, "-m", "confide", *BASE, "--json"], capture_output=True, text=True, check=True
+    )
+    assert by_script.stdout == by_module.stdout
+
+
+def test_help_lists_the_commands(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    for command in ("epsilon", "verify", "demo"):
+        assert command in out
+
+
+def test_the_package_offers_verify(tmp_path, capsys):
+    import confide
+
+    run(capsys, "demo", "-o", str(tmp_path / "d"), "--json")
+    assert confide.verify(tmp_path / "d").numbers > 50
+    with pytest.raises(AttributeError):
+        _ = confide.nothing
