@@ -290,4 +290,4 @@ def _rounding(masses: Array, count: int, size: int) -> float:
         return 0.0
     spectrum = np.abs(fft.rfft(masses, fft.next_fast_len(max(size, len(masses)))))
     norm = math.sqrt(float(np.mean(np.minimum(spectrum, 1.0) ** (2 * count))))
-    return 4 * np.finfo(float).eps * count * math.log2(size + 1) * math.sqrt(size) * norm
+    return 4 * float(np.finfo(float).eps) * count * math.log2(size + 1) * math.sqrt(size) * norm
