@@ -186,7 +186,7 @@ def batch_choices(records: int, epochs: float, epsilon: float, delta: float, *, 
     check_number("epochs", epochs, 0, 1e5)
     choices = []
     top = math.floor(math.log2(records / 4))
-    for exponent in range(max(0, top - 9), top + 1):
+    for exponent in range(max(0, top - 7), top + 1):
         batch = 2**exponent
         rate = batch / records
         steps = max(1, math.ceil(epochs / rate))

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 from dp_accounting.pld import pld_pmf
-from scipy import fft, special
+from scipy import fft, optimize, special
 
 from ..errors import BadInput
 from .events import Event, Noiseless, Step, check_count, check_number, flatten
@@ -26,6 +26,7 @@ from .pairs import Pair, dominating_pairs
 MIN_DELTA = 1e-9
 TAIL = 1e-15  # cut off in all steps together: far below δ/100 for every admissible δ, hence below δ/(100T) a step
 MAX_CELLS = 2**18
+MAX_EPSILON = 1e5
 INFLATION = 2e-4  # the grid may widen the composed loss's variance by this share
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)
@@ -77,8 +78,10 @@ class Curve:
     def delta(self, epsilon: float) -> float:
         """The smallest proven δ at this ε ≥ 0."""
         check_number("epsilon", epsilon, 0, math.inf, low_open=False)
-        worst = max(float(pmf.get_delta_for_epsilon(float(epsilon))) for pmf in self.directions)
-        return min(1.0, max(0.0, worst) + self.rounding)
+        return min(1.0, max(0.0, self._bare_delta(epsilon)) + self.rounding)
+
+    def _bare_delta(self, epsilon: float) -> float:
+        return max(float(pmf.get_delta_for_epsilon(float(epsilon))) for pmf in self.directions)
 
     def deltas(self, epsilons: Array) -> Array:
         """`delta` for many values in ascending order."""
@@ -93,8 +96,17 @@ class Curve:
                 f"delta={delta:g} is too small for this many steps: floating-point error alone may reach "
                 f"{self.rounding:.1g}; use a delta above {2 * self.rounding:.1g} or fewer steps"
             )
-        with np.errstate(over="ignore"):  # beyond ε ≈ 700 the answer is infinite
-            return max(float(pmf.get_epsilon_for_delta(delta - self.rounding)) for pmf in self.directions)
+        # dp_accounting's own inversion walks the grid in Python; a dozen vectorised evaluations find the same root.
+        target = delta - self.rounding
+        if self._bare_delta(0.0) <= target:
+            return 0.0
+        high = 1.0
+        while self._bare_delta(high) > target:
+            high *= 2
+            if high > MAX_EPSILON:
+                return math.inf
+        root = optimize.brentq(lambda epsilon: self._bare_delta(epsilon) - target, 0.0, high, xtol=1e-9)
+        return float(root) + 2e-9
 
 
 def check_delta(delta: float) -> None:
@@ -185,7 +197,7 @@ def _grid_width(pairs: list[tuple[Pair, Pair, int]], cut: float) -> float:
             samples.append((loss, mass, count))
             span = max(span, float(loss[-1] - loss[0]))
     floor = span / MAX_CELLS
-    exponent = 4
+    exponent = max(-4, math.ceil(math.log2(floor)))  # coarser than 1/16 would be loose in e^ε whatever the variance
     while True:
         width = 2.0**exponent
         widened = 0.0
