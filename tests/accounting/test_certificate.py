@@ -169,6 +169,16 @@ def test_selective_privacy_is_never_comparable(ledger):
     assert len(certificate["guarantees"]) == 1
 
 
+def test_shared_batches_never_claim_amplification(ledger):
+    """S-DP's own algorithm updates public tokens of the same batch without noise: its sampling probability is 1."""
+    with pytest.raises(Refused, match="who takes part"):
+        issue(ledger(name="a", method="sdp", sdp_variant="paper"), DELTA)
+    every_step = SelectiveGaussian(20.0, 3, 2, 20.0, count=10)
+    with pytest.raises(Refused, match="sampled as"):
+        issue(ledger(("train", every_step), name="b", method="sdp", sdp_variant="paper"), DELTA)
+    issue(ledger(("train", every_step), name="c", method="sdp", sdp_variant="paper", sampler="public"), DELTA)
+
+
 def test_jft_without_noise_in_phase_one(ledger):
     """The worst case has no bound, the conditional one says its condition, the random secret pays γ in δ."""
     jft = ledger(("phase1", Noiseless(100)), ("phase2", STEPS), method="jft")

@@ -33,8 +33,8 @@ def assumptions(setting: Setting, evidence: Redraws | Review | None, selected: b
     }
     if selected:
         found["selection"] = (
-            "The number of runs was drawn from the ledger's Poisson distribution before the first run; the other runs, "
-            "their number and all intermediate states stay secret."
+            "The number of runs was drawn from the ledger's Poisson distribution before the first run; each run stayed "
+            "within the plan; the other runs, their number and all intermediate states stay secret."
         )
     if setting.k_detected == 0:
         found["mask-consistency"] = (

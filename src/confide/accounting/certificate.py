@@ -77,7 +77,7 @@ def issue(ledger: Ledger, delta: float, evidence: Evidence | None = None, subjec
         "guarantees": guarantees,
         "gdp": _gdp(main, training_delta),
         "trade_off": _trade_off(main),
-        "ceilings": _ceilings(main),
+        "ceilings": _ceilings(setting, main),
         "assumptions": assumptions(setting, evidence, isinstance(main, SelectionCurve)),
         "not_promised": not_promised(setting),
     }
@@ -91,8 +91,8 @@ def write(certificate: Mapping[str, Any], path: str | Path) -> None:
     path = Path(path)
     draft = path.with_name(path.name + ".part")
     try:
-        with open(draft, "w", encoding="utf-8") as file:
-            os.chmod(draft, 0o600)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
             json.dump(certificate, file, indent=2, ensure_ascii=False, allow_nan=False)
             file.write("\n")
             file.flush()
@@ -121,8 +121,12 @@ def _refuse_ledger(setting: Setting, ledger: Ledger) -> None:
                     f"no certificate: the data were sampled as {setting.sampler!r}, but the ledger accounts for "
                     f"{step.sampler!r} steps; a shuffled or fixed-size loader must not be counted as Poisson sampling"
                 )
-            if isinstance(step, SelectiveGaussian) and setting.method != "sdp":
-                raise Refused("no certificate: selective steps belong to the method sdp only")
+            selective = setting.method == "sdp" and setting.sdp_variant == "paper"
+            if isinstance(step, SelectiveGaussian) != selective:
+                raise Refused(
+                    "no certificate: the paper's variant of sdp updates public tokens on the same batch without noise, "
+                    "which shows who takes part; its steps, and only its, must be selective ones without amplification"
+                )
     if setting.method == "jft" and not set(ledger.phases) <= {"phase1", "phase2"}:
         raise Refused("no certificate: a jft ledger has the phases 'phase1' and 'phase2' only")
     if setting.method == "jft" and not any(not isinstance(s, Noiseless) for s in _all_steps(ledger, "phase2")):
@@ -395,7 +399,7 @@ def _gdp(main: AnyCurve, delta: float) -> dict[str, Any]:
         high *= 2
     mu = float(optimize.bisect(excess, 0.0, high, xtol=1e-6)) + 1e-6 if excess(0.0) > 0 else 0.0
     sentence = (
-        f"Telling secret from mask is at most as easy as telling N(0,1) from N({up(mu)},1) by one draw, except with "
+        f"Telling neighbouring corpora apart is at most as easy as telling N(0,1) from N({up(mu)},1) by one draw, except with "
         f"probability {up(delta)}."
     )
     return {"mu": mu, "delta": delta, "sentence": sentence}
@@ -406,10 +410,15 @@ def _trade_off(main: AnyCurve) -> list[dict[str, float]]:
     return [{"fpr": fpr, "tpr_at_most": float(tpr)} for fpr, tpr in zip(TRADE_OFF, tprs, strict=True)]
 
 
-def _ceilings(main: AnyCurve) -> dict[str, Any]:
+def _ceilings(setting: Setting, main: AnyCurve) -> dict[str, Any]:
     ceilings = Ceilings(main)
+    applies_to = "private records whose masking was decided by a fair coin; not to public records or other games"
+    if setting.method == "sdp":
+        applies_to = "private tokens of equal mask pattern, chosen by a fair coin; not to tokens that the policy misses"
+    elif _condition(setting):
+        applies_to += "; only to secrets that phase 1's redaction caught"
     return {
-        "applies_to": "private records whose masking was decided by a fair coin; not to public records or other games",
+        "applies_to": applies_to,
         "balanced_accuracy": ceilings.accuracy(),
         "tpr_at_fpr_0.01": float(ceilings.tpr(0.01)[0]),
         "tpr_at_fpr_0.001": float(ceilings.tpr(0.001)[0]),
