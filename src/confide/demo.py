@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from .accounting import LedgerWriter, PoissonGaussian, Redraws, Setting, curve, issue, read_ledger, verify, write
-from .accounting.certificate import up
+from .accounting.guarantees import up
 from .errors import BadInput, Contradiction
 from .terminal import chart, show_certificate
 

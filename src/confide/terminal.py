@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from .accounting.certificate import up
+from .accounting.guarantees import up
 
 
 def epsilon_text(value: float | None) -> str:

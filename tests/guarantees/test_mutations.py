@@ -25,7 +25,7 @@ MISTAKES = {
         "accounting/test_curves.py::test_a_gaussian_ledger_matches_the_closed_form",
     ),
     "k times epsilon for a group": (
-        "accounting/certificate.py",
+        "accounting/guarantees.py",
         "epsilon = curves[k].epsilon(training_delta)\n        records =",
         "epsilon = k * curves[1].epsilon(training_delta)\n        records =",
         "accounting/test_certificate.py::test_a_group_is_never_k_epsilon_at_the_same_delta",
@@ -37,7 +37,7 @@ MISTAKES = {
         "accounting/test_golden.py::test_bayesian_for_the_slot",
     ),
     "delta2 forgotten": (
-        "accounting/certificate.py",
+        "accounting/guarantees.py",
         "total = delta + delta2",
         "total = delta",
         "accounting/test_certificate.py::test_what_both_policies_miss_is_in_delta",
