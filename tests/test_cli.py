@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -73,7 +74,20 @@ def test_whatever_is_left_out_is_found(capsys):
     steps = ask(capsys, "epsilon", "--epsilon", "1.97", "--sampling-rate", "1/32", "--noise", "2", "--delta", "8e-5")
     assert steps["steps"] == 320
     batch = ask(capsys, "epsilon", "--epsilon", "2", "--records", "2000", "--epochs", "3", "--delta", "1e-5")
-    assert batch["batch_size"] == 256
+    assert batch["least_noise_per_step"] == 256
+    assert batch["batch_size"] <= 256
+    slot = ["--bayesian-epsilon", "0.3", "--misses", "20/200", "--steps", "320"]
+    found = ask(capsys, "epsilon", "--sampling-rate", "1/32", "--delta", "8e-5", *slot)
+    assert 0.29 < found["bayesian"]["slot_epsilon"] <= 0.3
+    assert found["target"] == "bayesian slot epsilon"
+
+
+def test_printed_noise_meets_the_target_when_typed_in_again(capsys):
+    for target in ("0.5", "2", "3"):
+        rest = ["--sampling-rate", "1/32", "--steps", "320", "--delta", "8e-5"]
+        _, out, _ = run(capsys, "epsilon", "--epsilon", target, *rest)
+        noise = re.search(r"noise multiplier ([0-9.]+)", out)[1]
+        assert ask(capsys, "epsilon", "--noise", noise, *rest)["epsilon"] <= float(target)
     labels = ask(capsys, "epsilon", "--labels-for", "8e-5")
     assert labels["labels"] == 37_446
 
@@ -90,10 +104,46 @@ def test_whatever_is_left_out_is_found(capsys):
     ],
 )
 def test_every_answer_has_a_page_for_people(capsys, arguments):
-    code, out, err = run(capsys, "epsilon", "--delta", "1e-5", *arguments)
+    delta = [] if "--labels-for" in arguments else ["--delta", "1e-5"]
+    code, out, err = run(capsys, "epsilon", *delta, *arguments)
     assert (code, err) == (0, "")
-    assert len(out.splitlines()) >= 1
     assert "nan" not in out
+    for word in ("delta", "substitution", "no amplification", "confidence"):
+        if word in out:
+            break
+    else:
+        raise AssertionError("an answer without its conditions")
+
+
+def test_a_terminal_without_unicode_gets_an_answer(tmp_path):
+    for arguments in (BASE, ["demo", "-o", str(tmp_path / "d")]):
+        done = subprocess.run(
+            [sys.executable, "-m", "confide", *arguments],
+            capture_output=True,
+            check=False,
+            env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_full_disk_is_one_line(tmp_path):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "confide", *BASE, "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_version_and_bare_call(capsys):
+    assert run(capsys, "--version")[1].startswith("confide 0.")
+    code, out, err = run(capsys)
+    assert (code, err) == (0, "")
+    assert "epsilon" in out
 
 
 BAD = [
@@ -124,6 +174,16 @@ BAD = [
     [*BASE, "--adjacency", "replace"],
     [*BASE, "--sampler", "sorted"],
     [*BASE, "--epsilon", "2"],
+    [*BASE, "--bayesian-epsilon", "2"],
+    [*BASE, "--records", "7"],
+    [*BASE, "--misses", "20/200", "--adjacency", "add-remove"],
+    [*BASE, "--misses", "9" * 5000 + "/5"],
+    ["epsilon", "--sampler", "shuffled", "--epochs", "3", "--noise", "2", "--delta", "1e-5", "--steps", "3"],
+    ["epsilon", "--epsilon", "2", "--records", "2000", "--epochs", "3", "--delta", "1e-5", "--misses", "2/20"],
+    ["epsilon", "--epsilon", "2", "--delta", "1e-5"],
+    ["epsilon", "--labels-for", "0.1", "--delta", "1e-5"],
+    ["epsilon", "--labels-for", "1e-12"],
+    ["epsilon", "--epsilon", "100", "--noise", "50", "--sampling-rate", "0.001", "--delta", "1e-5"],
     [*BASE, "--batch-size", "3"],
     [*BASE, "--epochs", "3"],
     ["epsilon", "--epsilon", "0", "--sampling-rate", "0.1", "--steps", "10", "--delta", "1e-5"],
@@ -153,7 +213,8 @@ def test_demo_then_verify_then_forge(capsys, tmp_path):
     code, out, err = run(capsys, "demo", "-o", str(folder))
     assert (code, err) == (0, "")
     assert "holds" in out
-    assert "recomputed 1.97" in out or "recomputed 1.969" in out
+    assert "recomputed 1.969" in " ".join(out.split())
+    assert "no model is trained" in " ".join(out.split())
     code, out, _ = run(capsys, "verify", str(folder))
     assert code == 0
     assert "under these assumptions" in out
@@ -163,6 +224,8 @@ def test_demo_then_verify_then_forge(capsys, tmp_path):
     code, out, err = run(capsys, "verify", str(folder))
     assert code == 3
     assert "bounds.delta2" in err
+    code, out, err = run(capsys, "verify", str(folder), "--json")
+    assert json.loads(out)["holds"] is False
 
 
 def test_the_demo_never_overwrites(capsys, tmp_path):
@@ -180,9 +243,12 @@ import socket, sys
 def refuse(*args, **kwargs):
     raise AssertionError("a connection was opened")
 socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        assert name.split(".")[0] not in ("torch", "transformers"), name
+sys.meta_path.insert(0, NoTorch())
 import confide.accounting
 from confide.cli import main
-assert "torch" not in sys.modules and "transformers" not in sys.modules
 main(sys.argv[1:])
 """
 

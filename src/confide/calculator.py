@@ -1,10 +1,12 @@
 """The calculator behind `confide epsilon`: options in, one plain answer out (a dictionary, ready for JSON).
 
-Give all but one of noise, steps and ε, and the missing one is found.
+Give all but one of noise, steps and batch size beside a target ε, and the missing one is found. An option that the
+question does not use is refused, never ignored.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +14,6 @@ from typing import Any
 from .accounting import (
     Ceilings,
     Curve,
-    Event,
     FixedSizeGaussian,
     PoissonGaussian,
     Redraws,
@@ -25,20 +26,21 @@ from .accounting import (
     slot_epsilon,
     smallest_noise,
 )
-from .accounting.curves import check_delta
+from .accounting.calibration import enough
+from .accounting.curves import ACCOUNTANT, check_delta
 from .accounting.events import check_count, check_number
 from .accounting.pairs import ADJACENCIES
 from .errors import BadInput
 
 SAMPLERS = ("poisson", "fixed-size", "shuffled")
-ACCOUNTANT = "privacy loss distribution of the dominating pair, pessimistic, both directions (dp_accounting)"
+GROUPS = (1, 2, 3, 5, 10)
 
 
 @dataclass(frozen=True)
 class Question:
-    """What the user asks; None is what they leave out."""
+    """What the user asks; None is what they leave out. The names are those of the options."""
 
-    delta: float
+    delta: float | None = None
     sampling_rate: float | None = None
     noise: float | None = None
     steps: int | None = None
@@ -46,75 +48,107 @@ class Question:
     batch_size: int | None = None
     epochs: float | None = None
     epsilon: float | None = None
+    bayesian_epsilon: float | None = None
+    misses: tuple[int, int] | None = None
+    public_misses: tuple[int, int] | None = None
+    labels_for: float | None = None
+    confidence: float = 0.95
     group: int = 1
     adjacency: str = "substitution"
     sampler: str = "poisson"
-    misses: tuple[int, int] | None = None
-    public_misses: tuple[int, int] | None = None
-    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        if self.adjacency not in ADJACENCIES:
+            raise BadInput(f"--adjacency must be one of {', '.join(ADJACENCIES)}, got {self.adjacency!r}")
+        if self.sampler not in SAMPLERS:
+            raise BadInput(f"--sampler must be one of {', '.join(SAMPLERS)}, got {self.sampler!r}")
+        check_number("--confidence", self.confidence, 0.5, 0.999999, low_open=False)
+        check_count("--group", self.group, high=200)
+        for name, low, high in (("sampling_rate", 0, 1), ("noise", 0, 1e9), ("epochs", 0, 1e7), ("epsilon", 0, 1e4)):
+            if getattr(self, name) is not None:
+                check_number(_option(name), getattr(self, name), low, high)
+        if self.bayesian_epsilon is not None:
+            check_number("--bayesian-epsilon", self.bayesian_epsilon, 0, 1e4)
+        if self.labels_for is not None:
+            check_number("--labels-for", self.labels_for, 1e-8, 1, low_open=False)
+        for name, most in (("steps", 10**9), ("records", 10**15), ("batch_size", self.records or 10**15)):
+            if getattr(self, name) is not None:
+                check_count(_option(name), getattr(self, name), high=most)
+
+    def forbid(self, why: str, *names: str) -> None:
+        """Refuse options that this question does not use."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in names:
+            if getattr(self, name) != defaults[name]:
+                raise BadInput(f"{_option(name)} has no use here: {why}")
 
 
-def labels_answer(rate: float, confidence: float) -> dict[str, Any]:
-    """How many labels without a miss bound the miss rate."""
-    return {"delta2": rate, "confidence": confidence, "labels": labels_needed(rate, 1 - confidence)}
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def answer(question: Question) -> dict[str, Any]:
     """The answer to a question, with the adjacency, sampler, unit and accountant under which it holds."""
+    if question.labels_for is not None:
+        names = [f.name for f in dataclasses.fields(question) if f.name not in ("labels_for", "confidence")]
+        question.forbid("--labels-for takes --confidence only", *names)
+        labels = labels_needed(question.labels_for, 1 - question.confidence)
+        return {"delta2": question.labels_for, "confidence": question.confidence, "labels": labels}
+    if question.delta is None:
+        raise BadInput("--delta is missing: what is added to every probability, such as 1e-5")
     check_delta(question.delta)
-    if question.adjacency not in ADJACENCIES:
-        raise BadInput(f"--adjacency must be one of {', '.join(ADJACENCIES)}, got {question.adjacency!r}")
-    if question.sampler not in SAMPLERS:
-        raise BadInput(f"--sampler must be one of {', '.join(SAMPLERS)}, got {question.sampler!r}")
-    check_count("--group", question.group, high=200)
-    evidence = _evidence(question)
-    if question.epsilon is None:
-        return _forward(question, _events(question), evidence)
-    return _solve(question, evidence)
+    if question.misses is None:
+        question.forbid("it needs --misses", "public_misses", "bayesian_epsilon")
+    elif question.adjacency == "add-remove":
+        raise BadInput("--misses is about masked secrets, which add-remove does not cover; leave out --adjacency")
+    if question.epsilon is not None and question.bayesian_epsilon is not None:
+        raise BadInput("give --epsilon or --bayesian-epsilon, not both")
+    if question.sampler != "poisson":
+        question.forbid("targets are met for Poisson sampling only", "epsilon", "bayesian_epsilon")
+    if question.epsilon is None and question.bayesian_epsilon is None:
+        return _forward(question, question.delta)
+    return _solve(question, question.delta)
 
 
 def _evidence(question: Question) -> Redraws | None:
     if question.misses is None:
-        if question.public_misses is not None:
-            raise BadInput("--public-misses needs --misses as well")
         return None
     missed, labels = question.misses
+    check_count("--misses (labelled)", labels)
+    check_count("--misses (missed)", missed, low=0, high=labels)
     public = 0
     if question.public_misses is not None:
         public, public_labels = question.public_misses
         if public_labels != labels:
             raise BadInput("--misses and --public-misses must count the same labels: both are M/N with one N")
+        check_count("--public-misses (missed)", public, low=0, high=missed)
     return Redraws(labels, missed, public, question.confidence)
 
 
 def _rate(question: Question) -> float:
     if question.sampling_rate is not None:
-        if question.batch_size is not None:
-            raise BadInput("give --sampling-rate, or --batch-size and --records, not both")
+        question.forbid("the sampling rate is given", "batch_size", "records")
         return question.sampling_rate
     if question.batch_size is None or question.records is None:
         raise BadInput("the sampling rate is missing: give --sampling-rate, or --batch-size and --records")
-    check_count("--records", question.records, high=10**15)
-    check_count("--batch-size", question.batch_size, high=question.records)
     return question.batch_size / question.records
 
 
 def _steps(question: Question, rate: float) -> int:
     if question.steps is not None:
-        if question.epochs is not None:
-            raise BadInput("give --steps or --epochs, not both")
+        question.forbid("the steps are given", "epochs")
         return question.steps
     if question.epochs is None:
         raise BadInput("the number of steps is missing: give --steps or --epochs (or --epsilon to find the most steps)")
-    check_number("--epochs", question.epochs, 0, 1e7)
-    check_number("sampling_rate", rate, 0, 1)
-    return math.ceil(question.epochs / rate - 1e-9)
+    return max(1, math.ceil(question.epochs / rate - 1e-9))
 
 
-def _events(question: Question) -> Event:
+def _event(question: Question) -> PoissonGaussian | FixedSizeGaussian | ShuffledGaussian:
     if question.noise is None:
         raise BadInput("the noise is missing: give --noise, or --epsilon to find the smallest one")
     if question.sampler == "shuffled":
+        why = "each record takes part once an epoch, whatever the batch size"
+        question.forbid(why, "sampling_rate", "steps", "records", "batch_size")
         if question.epochs is None or question.epochs != int(question.epochs):
             raise BadInput("shuffled epochs need --epochs, a whole number: each record takes part once an epoch")
         return ShuffledGaussian(question.noise, int(question.epochs))
@@ -123,11 +157,12 @@ def _events(question: Question) -> Event:
     return kind(rate, question.noise, _steps(question, rate))
 
 
-def _forward(question: Question, event: Event, evidence: Redraws | None) -> dict[str, Any]:
-    main = curve([event], question.adjacency, question.group)
-    epsilon = main.epsilon(question.delta)
-    found: dict[str, Any] = {
-        "epsilon": epsilon if math.isfinite(epsilon) else None,
+def finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _facts(question: Question) -> dict[str, Any]:
+    return {
         "delta": question.delta,
         "adjacency": question.adjacency,
         "adjacency_meaning": ADJACENCIES[question.adjacency],
@@ -135,117 +170,101 @@ def _forward(question: Question, event: Event, evidence: Redraws | None) -> dict
         "accountant": ACCOUNTANT,
         "unit": "record",
         "k": question.group,
-        "noise_multiplier": question.noise,
     }
-    if isinstance(event, PoissonGaussian | FixedSizeGaussian):
-        found |= {
-            "sampling_rate": event.sampling_rate,
-            "steps": event.count,
-            "epochs": event.count * event.sampling_rate,
-        }
+
+
+def _forward(question: Question, delta: float) -> dict[str, Any]:
+    event, evidence = _event(question), _evidence(question)
+    main = curve([event], question.adjacency, question.group)
+    found = {"epsilon": finite(main.epsilon(delta)), **_facts(question), "noise_multiplier": question.noise}
+    if isinstance(event, ShuffledGaussian):
+        found["epochs"] = event.epochs
     else:
-        found["epochs"] = question.epochs
-    if question.sampler == "poisson" and question.adjacency != "add-remove":
-        ks = sorted({1, 2, 3, 5, 10, question.group})
-        found["groups"] = [{"k": k, "epsilon": _at(event, question, k)} for k in ks]
-    found["ceilings"] = _ceilings(main)
+        found |= {"sampling_rate": event.sampling_rate, "steps": event.count}
+        found["epochs"] = event.count * event.sampling_rate
+    if question.sampler != "fixed-size" and question.adjacency != "add-remove":
+        ks = sorted({*GROUPS, question.group})
+        curves = [(k, curve([event], question.adjacency, k)) for k in ks]
+        found["groups"] = [{"k": k, "epsilon": finite(c.epsilon(delta))} for k, c in curves]
+    found["ceilings"] = Ceilings(main).summary(10**6)
     if question.adjacency == "substitution" and question.sampler == "poisson" and question.group == 1:
-        naive = curve([event], "add-remove").epsilon(question.delta)
-        found["add_remove_epsilon"] = naive
+        found["add_remove_epsilon"] = finite(curve([event], "add-remove").epsilon(delta))
     if evidence is not None:
-        found["bayesian"] = _bayesian(question, main, evidence)
+        found["bayesian"] = _bayesian(question, delta, main, evidence)
     return found
 
 
-def _at(event: Event, question: Question, k: int) -> float | None:
-    epsilon = curve([event], question.adjacency, k).epsilon(question.delta)
-    return epsilon if math.isfinite(epsilon) else None
-
-
-def _ceilings(main: Curve) -> dict[str, float]:
-    ceilings = Ceilings(main)
-    return {
-        "balanced_accuracy": ceilings.accuracy(),
-        "tpr_at_fpr_0.01": float(ceilings.tpr(0.01)[0]),
-        "mean_exposure_of_a_million": ceilings.exposure_mean(10**6),
-    }
-
-
-def _bayesian(question: Question, main: Curve, evidence: Redraws) -> dict[str, Any]:
+def _bayesian(question: Question, delta: float, main: Curve, evidence: Redraws) -> dict[str, Any]:
     gamma, delta2 = evidence.bounds(question.public_misses is None)
-    delta = question.delta + delta2
-    slot, corpus = slot_epsilon(main, gamma, delta, delta2), corpus_epsilon(main, gamma, delta, delta2)
+    total = delta + delta2
+    if total >= 1:
+        raise BadInput(f"--public-misses bound what becomes public by {delta2:.3g} only: no delta below 1 remains")
     return {
         "gamma": gamma,
         "delta2": delta2,
         "confidence": evidence.confidence,
-        "delta": delta,
-        "slot_epsilon": slot if math.isfinite(slot) else None,
-        "corpus_epsilon": corpus if math.isfinite(corpus) else None,
+        "delta": total,
+        "slot_epsilon": finite(slot_epsilon(main, gamma, total, delta2)),
+        "corpus_epsilon": finite(corpus_epsilon(main, gamma, total, delta2)),
     }
 
 
-def _solve(question: Question, evidence: Redraws | None) -> dict[str, Any]:
+def _solve(question: Question, delta: float) -> dict[str, Any]:
     """Find what was left out: the noise, the steps or the batch size."""
-    assert question.epsilon is not None
-    if question.sampler != "poisson":
-        raise BadInput("--epsilon finds noise or steps for Poisson sampling only")
-    if question.noise is not None and (question.steps is not None or question.epochs is not None):
-        raise BadInput("nothing is left to find: give --epsilon with all but one of --noise, --steps and batch size")
+    timed = question.steps is not None or question.epochs is not None
+    if question.noise is not None and timed:
+        raise BadInput("nothing is left to find: give a target with all but one of --noise, --steps and --batch-size")
     if question.noise is None and question.sampling_rate is None and question.batch_size is None:
-        return _batch_sizes(question)
+        return _batch_sizes(question, delta)
     rate = _rate(question)
-    if question.noise is None:
-        steps = _steps(question, rate)
-        bayesian: dict[str, float] = {}
-        delta = question.delta
-        if evidence is not None:
-            gamma, delta2 = evidence.bounds(question.public_misses is None)
-            bayesian, delta = {"gamma": gamma, "delta2": delta2}, question.delta + delta2
-        found = smallest_noise(
-            rate, steps, question.epsilon, delta, adjacency=question.adjacency, k=question.group, **bayesian
-        )
-        noise = found.noise_multiplier
-        more: dict[str, Any] = {"curve_evaluations": found.evaluations}
-    else:
-        noise = question.noise
-        steps = most_steps(
-            rate, noise, question.epsilon, question.delta, adjacency=question.adjacency, k=question.group
-        )
+    same = {"adjacency": question.adjacency, "k": question.group}
+    more: dict[str, Any] = {"target_epsilon": question.epsilon or question.bayesian_epsilon}
+    more["target"] = "epsilon" if question.epsilon is not None else "bayesian slot epsilon"
+    if question.noise is not None:
+        question.forbid("steps are found for a plain target only", "bayesian_epsilon")
+        assert question.epsilon is not None
+        steps = most_steps(rate, question.noise, question.epsilon, delta, **same)  # type: ignore[arg-type]
         if steps == 0:
             raise BadInput(
-                f"not a single step fits: with noise {noise:g} one step already costs more than epsilon {question.epsilon:g}"
+                f"not a single step fits: with noise {question.noise:g} one step already costs more than epsilon "
+                f"{question.epsilon:g}"
             )
-        more = {}
-    solved = Question(
-        delta=question.delta,
-        sampling_rate=rate,
-        noise=noise,
-        steps=steps,
-        group=question.group,
-        adjacency=question.adjacency,
-        misses=question.misses,
-        public_misses=question.public_misses,
-        confidence=question.confidence,
-    )
-    return _forward(solved, _events(solved), evidence) | {"target_epsilon": question.epsilon} | more
+        solved = dataclasses.replace(question, steps=steps)
+    else:
+        steps = _steps(question, rate)
+        if question.epsilon is not None:
+            found = smallest_noise(rate, steps, question.epsilon, delta, **same)  # type: ignore[arg-type]
+        else:
+            evidence = _evidence(question)
+            assert evidence is not None
+            assert question.bayesian_epsilon is not None
+            gamma, delta2 = evidence.bounds(question.public_misses is None)
+            found = smallest_noise(
+                rate,
+                steps,
+                question.bayesian_epsilon,
+                delta + delta2,
+                gamma=gamma,
+                delta2=delta2,
+                **same,  # type: ignore[arg-type]
+            )
+        solved = dataclasses.replace(question, noise=found.noise_multiplier)
+        more["curve_evaluations"] = found.evaluations
+    return _forward(solved, delta) | more
 
 
-def _batch_sizes(question: Question) -> dict[str, Any]:
-    if question.records is None or question.epochs is None:
-        raise BadInput("to choose a batch size give --records, --epochs and --epsilon")
+def _batch_sizes(question: Question, delta: float) -> dict[str, Any]:
+    if question.records is None or question.epochs is None or question.epsilon is None:
+        raise BadInput("to find the noise give --sampling-rate (or --batch-size and --records) and --steps or --epochs; "
+                       "to choose a batch size give --records, --epochs and --epsilon")  # fmt: skip
+    question.forbid("batch sizes are compared at equal --epochs", "steps", "misses", "public_misses")
     choices = batch_choices(
-        question.records, question.epochs, question.epsilon or 0.0, question.delta, k=question.group
+        question.records, question.epochs, question.epsilon, delta, adjacency=question.adjacency, k=question.group
     )
-    best = min(choices, key=lambda choice: choice.noise_per_step)
     return {
+        **_facts(question),
         "target_epsilon": question.epsilon,
-        "delta": question.delta,
-        "adjacency": "substitution",
-        "sampler": "poisson",
-        "unit": "record",
-        "accountant": ACCOUNTANT,
-        "k": question.group,
-        "batch_size": best.batch_size,
-        "choices": [vars(choice) for choice in choices],
+        "batch_size": enough(choices).batch_size,
+        "least_noise_per_step": min(choices, key=lambda choice: choice.noise_per_step).batch_size,
+        "choices": [dataclasses.asdict(choice) for choice in choices],
     }

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
-from .errors import BadInput, ConfideError
+from .errors import BadInput, ConfideError, Contradiction
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Train language models on text that holds secrets, and prove what the model cannot leak.",
@@ -30,16 +30,18 @@ def _fraction(text: str) -> float:
         top, _, bottom = text.partition("/")
         return float(top) / float(bottom) if bottom else float(top)
     except (ValueError, ZeroDivisionError):
-        raise typer.BadParameter(f"{text!r} is not a number") from None
+        raise typer.BadParameter(f"{text[:40]!r} is not a number") from None
 
 
 def _count_of(option: str, text: str | None) -> tuple[int, int] | None:
     """Counts such as 20/200."""
     if text is None:
         return None
+    from .accounting.events import short
+
     top, _, bottom = text.partition("/")
-    if not (top.strip().isdecimal() and bottom.strip().isdecimal()):
-        raise BadInput(f"{option} must be two counts such as 20/200 (missed/labelled), got {text!r}")
+    if not (top.isdecimal() and bottom.isdecimal() and len(text) <= 40):
+        raise BadInput(f"{option} must be two counts such as 20/200 (missed/labelled), got {short(text)}")
     return int(top), int(bottom)
 
 
@@ -47,9 +49,20 @@ def _answer(found: dict[str, Any]) -> None:
     typer.echo(json.dumps(found, allow_nan=False, ensure_ascii=False))
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
+def options(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and stop.")] = False,
+) -> None:
+    if version:
+        from . import __version__
+
+        typer.echo(f"confide {__version__}")
+        raise typer.Exit
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def epsilon(
-    delta: Annotated[float | None, typer.Option(help="The probability with which the guarantee may fail.")] = None,
+    delta: Annotated[float | None, typer.Option(help="What is added to every probability, such as 1e-5.")] = None,
     sampling_rate: Annotated[
         float | None,
         typer.Option(parser=_fraction, metavar="RATE", help="Probability of a record a step: 0.03125 or 1/32."),
@@ -65,9 +78,12 @@ def epsilon(
         float | None,
         typer.Option("--epsilon", help="A target: whichever of noise, steps or batch size is left out is found."),
     ] = None,
+    bayesian_target: Annotated[
+        float | None, typer.Option("--bayesian-epsilon", help="A target for a secret drawn into a slot, with --misses.")
+    ] = None,
     group: Annotated[int, typer.Option(help="How many records change together (k).")] = 1,
     misses: Annotated[
-        str | None, typer.Option(metavar="M/N", help="Missed secrets of labelled ones, e.g. 20/200.")
+        str | None, typer.Option(metavar="M/N", help="Missed secrets of N independently drawn labels, e.g. 20/200.")
     ] = None,
     public_misses: Annotated[
         str | None,
@@ -78,36 +94,36 @@ def epsilon(
     sampler: Annotated[str, typer.Option(help="poisson, fixed-size or shuffled.")] = "poisson",
     labels_for: Annotated[
         float | None,
-        typer.Option(metavar="RATE", help="How many clean labels bound the miss rate by this; needs no other option."),
+        typer.Option(metavar="RATE", help="How many clean labels bound the miss rate by this; stands alone."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """The privacy calculator: epsilon for a masked secret, or the noise, steps or batch size for a target."""
-    from .calculator import Question, answer, labels_answer
+    """The privacy calculator: epsilon for a masked secret, or the noise, steps or batch size for a target.
 
-    if labels_for is not None:
-        found = labels_answer(labels_for, confidence)
-    elif delta is None:
-        raise BadInput("--delta is missing: the probability with which the guarantee may fail, such as 1e-5")
-    else:
-        found = answer(
-            Question(
-                delta=delta,
-                sampling_rate=sampling_rate,
-                noise=noise,
-                steps=steps,
-                records=records,
-                batch_size=batch_size,
-                epochs=epochs,
-                epsilon=target,
-                group=group,
-                adjacency=adjacency,
-                sampler=sampler,
-                misses=_count_of("--misses", misses),
-                public_misses=_count_of("--public-misses", public_misses),
-                confidence=confidence,
-            )
+    Example: confide epsilon --sampling-rate 1/32 --noise 2 --steps 320 --delta 8e-5
+    """
+    from .calculator import Question, answer
+
+    found = answer(
+        Question(
+            delta=delta,
+            sampling_rate=sampling_rate,
+            noise=noise,
+            steps=steps,
+            records=records,
+            batch_size=batch_size,
+            epochs=epochs,
+            epsilon=target,
+            bayesian_epsilon=bayesian_target,
+            misses=_count_of("--misses", misses),
+            public_misses=_count_of("--public-misses", public_misses),
+            labels_for=labels_for,
+            confidence=confidence,
+            group=group,
+            adjacency=adjacency,
+            sampler=sampler,
         )
+    )
     if as_json:
         _answer(found)
         return
@@ -116,7 +132,7 @@ def epsilon(
     show_epsilon(Console(), found)
 
 
-@app.command()
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def verify(
     path: Annotated[Path, typer.Argument(help="A run directory, or a certificate.json with its ledger beside it.")],
     ledger: Annotated[Path | None, typer.Option(help="The ledger, if it is not beside the certificate.")] = None,
@@ -124,40 +140,30 @@ def verify(
 ) -> None:
     """Recompute a certificate from its ledger, without data. Exit code 3 if it does not hold."""
     from .accounting import verify as check
-    from .terminal import show_certificate
+    from .terminal import show_verified
 
     verified = check(path, ledger)
     certificate = verified.certificate
-    if as_json:
-        headline = certificate["guarantees"][0]
-        _answer(
-            {
-                "holds": True,
-                "epsilon": headline["epsilon"],
-                "delta": headline["delta"],
-                "adjacency": certificate["adjacency"]["name"],
-                "unit": certificate["unit"],
-                "sampler": certificate["sampler"],
-                "k": headline["k"],
-                "steps": certificate["ledger"]["steps"],
-                "ledger_length": verified.ledger_length,
-                "numbers": verified.numbers,
-            }
-        )
+    if not as_json:
+        show_verified(Console(), certificate, verified.ledger_length)
         return
-    console = Console()
-    console.print(
-        f"[bold green]holds[/]: the chain of {verified.ledger_length} ledger entries is unbroken and all "
-        f"{verified.numbers} numbers follow from it\n",
-        highlight=False,
+    headline = certificate["guarantees"][0]
+    _answer(
+        {
+            "holds": True,
+            "epsilon": headline["epsilon"],
+            "delta": headline["delta"],
+            "k": headline["k"],
+            "adjacency": certificate["adjacency"]["name"],
+            "unit": certificate["unit"],
+            "sampler": certificate["sampler"],
+            "accountant": certificate["accountant"],
+            "method": certificate["method"],
+            "steps": certificate["ledger"]["steps"],
+            "ledger_length": verified.ledger_length,
+            "guarantees": certificate["guarantees"],
+        }
     )
-    show_certificate(console, certificate)
-    console.print("\n[bold]under these assumptions[/], which no arithmetic can check:")
-    for assumption in certificate["assumptions"]:
-        console.print(f"  [dim]{assumption['id']}[/]: {escape(assumption['text'])}", highlight=False)
-    console.print("\n[bold]not promised[/]:")
-    for gap in certificate["not_promised"]:
-        console.print(f"  {gap}", highlight=False, markup=False)
 
 
 @app.command()
@@ -176,14 +182,24 @@ def demo(
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; every expected failure is one line on standard error and an exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without Unicode shows a question mark, not a traceback
     code, message = 0, ""
+    more: dict[str, Any] = {}
     try:
-        result = app(arguments, prog_name="confide", standalone_mode=False)
+        result = app(arguments or ["--help"], prog_name="confide", standalone_mode=False)
         code = result if isinstance(result, int) else 0
+        sys.stdout.flush()
     except ConfideError as error:
         code, message = error.exit_code, str(error)
+        if isinstance(error, Contradiction):
+            more["holds"] = False
     except KeyboardInterrupt:
         code, message = 130, "interrupted"
+    except OSError as error:
+        code, message = 1, f"cannot write the answer: {error.strerror}"
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (what is left in the buffer cannot be written either)
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's own usage errors
             raise
@@ -191,6 +207,6 @@ def main(arguments: list[str] | None = None) -> None:
     if code and message:
         line = " ".join(message.split())
         if "--json" in arguments:
-            _answer({"error": line, "exit_code": code})
+            _answer({"error": line, "exit_code": code, **more})
         typer.echo(f"confide: {line}", err=True)
     raise SystemExit(code)

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from .accounting.guarantees import up
+from .accounting.guarantees import percent, up
 
 
 def epsilon_text(value: float | None) -> str:
@@ -19,104 +19,146 @@ def epsilon_text(value: float | None) -> str:
     return "no finite bound" if value is None else up(value)
 
 
+def say(console: Console, text: str, indent: int = 0) -> None:
+    """A paragraph, wrapped with a hanging indent."""
+    console.print(Padding(text, (0, 0, 0, indent), expand=False), highlight=False)
+
+
 def show_epsilon(console: Console, found: dict[str, Any]) -> None:
     """The calculator's answer."""
     if "labels" in found:
-        console.print(
+        say(
+            console,
             f"[bold]{found['labels']:,}[/] independent labels without a single miss bound the miss rate by "
-            f"{found['delta2']:g} with confidence {found['confidence']:.0%}"
+            f"{found['delta2']:g} with confidence {percent(found['confidence'])}",
         )
         return
     if "choices" in found:
         _show_choices(console, found)
         return
     if "target_epsilon" in found:
-        console.print(f"noise multiplier [bold]{found['noise_multiplier']:.4g}[/], {found['steps']:,} steps "
-                      f"({found['epochs']:.4g} epochs) meet epsilon {found['target_epsilon']:g}")  # fmt: skip
-    console.print(f"epsilon = [bold]{epsilon_text(found['epsilon'])}[/] at delta = {found['delta']:g}", highlight=False)
-    facts = [
-        ("adjacency", f"{found['adjacency']}, k={found['k']}: {found['adjacency_meaning']}"),
-        ("sampler", _sampler(found)),
-        ("noise", f"multiplier {found['noise_multiplier']:.4g} (of the clipping norm), unit: {found['unit']}"),
-        ("accountant", found["accountant"]),
-    ]
-    for name, text in facts:
-        console.print(f"  [dim]{name:<11}[/]{escape(text)}", highlight=False, soft_wrap=True)
-    if "add_remove_epsilon" in found:
-        console.print(
-            f"  [dim]{'compare':<11}[/]tools that account for adding or removing a record would print "
-            f"{up(found['add_remove_epsilon'])}; that does not hold for a masked secret",
-            highlight=False,
-            soft_wrap=True,
-        )
+        what = f"[bold]noise multiplier {up4(found['noise_multiplier'])}[/]"
+        if "curve_evaluations" not in found:
+            what = f"[bold]{found['steps']:,} steps[/] ({found['epochs']:.4g} epochs)"
+        say(console, f"{what} meet the target: {found['target']} at most {found['target_epsilon']:g}")
+    say(console, f"[bold]epsilon = {epsilon_text(found['epsilon'])}[/] at delta = {found['delta']:g}")
+    _show_facts(console, found)
+    if found.get("add_remove_epsilon") is not None:
+        other = up(found["add_remove_epsilon"])
+        text = f"tools that account for adding or removing a record would print {other}; that does not hold for a masked secret"
+        _fact(console, "compare", text)
     if "groups" in found:
-        console.print()
-        _show_groups(console, found["groups"])
+        say(
+            console,
+            f"\nepsilon at delta = {found['delta']:g} by how many records change when secrets are masked together:",
+        )
+        show_groups(console, found["groups"])
     ceilings = found["ceilings"]
-    console.print(
-        f"\nNo attack on a coin-flipped record exceeds: balanced accuracy {ceilings['balanced_accuracy']:.3f} (chance 0.5), "
-        f"true positives {ceilings['tpr_at_fpr_0.01']:.3f} at 1 % false ones, mean exposure "
-        f"{ceilings['mean_exposure_of_a_million']:.2f} bits of 19.9 (chance 1.44)",
-        highlight=False,
-        soft_wrap=True,
+    records = "a private record" if found["k"] == 1 else f"{found['k']} private records together"
+    say(
+        console,
+        f"\nWhere a fair coin decides over {records}, no attack exceeds: balanced accuracy "
+        f"{up(ceilings['balanced_accuracy'])} (chance 0.5), true positives {up(ceilings['tpr_at_fpr_0.01'])} at 1 % false "
+        f"ones, mean exposure {up(ceilings['mean_exposure'])} of 19.94 bits (chance 1.44)",
     )
     if "bayesian" in found:
         _show_bayesian(console, found["bayesian"])
 
 
-def _show_groups(console: Console, groups: list[dict[str, Any]]) -> None:
-    table = Table("records changed", *[f"{row['k']}" for row in groups], box=None, pad_edge=False)
-    table.add_row("epsilon", *[epsilon_text(row["epsilon"]) for row in groups])
-    console.print(table)
+def up4(value: float) -> str:
+    """Noise for people: four digits, rounded up, so that typing it in again meets the target."""
+    digits = 3 - math.floor(math.log10(value))
+    return f"{math.ceil(value * 10.0**digits) / 10.0**digits:.{max(0, digits)}f}"
+
+
+def _show_facts(console: Console, found: dict[str, Any]) -> None:
+    changed = "" if found["k"] == 1 else f", for {found['k']} records at once"
+    _fact(console, "adjacency", f"{found['adjacency']}, k={found['k']}: {found['adjacency_meaning']}{changed}")
+    _fact(console, "sampler", _sampler(found))
+    if "noise_multiplier" in found:
+        noise = up4(found["noise_multiplier"]) if "curve_evaluations" in found else f"{found['noise_multiplier']:g}"
+        _fact(console, "noise", f"{noise} times the clipping norm of one {found['unit']}")
+    _fact(console, "accountant", found["accountant"])
+
+
+def _fact(console: Console, name: str, text: str) -> None:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(min_width=11, style="dim")
+    table.add_row(name, escape(text))
+    console.print(Padding(table, (0, 0, 0, 2)), highlight=False)
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number:,} {name}" + ("" if number == 1 else "s")
 
 
 def _sampler(found: dict[str, Any]) -> str:
-    if found["sampler"] == "shuffled":
-        return f"shuffled, {found['epochs']:g} epochs, no amplification"
-    kind = "each record independently" if found["sampler"] == "poisson" else "batches of fixed size, records"
-    return f"{found['sampler']}: {kind} with probability {found['sampling_rate']:.6g}, {found['steps']:,} steps"
+    if "sampling_rate" not in found and found["sampler"] == "shuffled":
+        return f"shuffled, {_count(found['epochs'], 'epoch')}, no amplification"
+    if "sampling_rate" not in found:
+        return "poisson: each record independently"
+    kind = "each record independently" if found["sampler"] == "poisson" else "batches of fixed size, each record"
+    return f"{found['sampler']}: {kind} with probability {found['sampling_rate']:.6g}, {_count(found['steps'], 'step')}"
 
 
 def _show_bayesian(console: Console, bayesian: dict[str, Any]) -> None:
-    public = f", and misses a secret that becomes public at most {up(bayesian['delta2'])}" if bayesian["delta2"] else ""
-    console.print(
-        f"\nWith confidence {bayesian['confidence']:.0%} the policy misses at most {up(bayesian['gamma'])} of secrets"
-        f"{public}. At delta = {bayesian['delta']:.3g}:",
-        highlight=False,
-        soft_wrap=True,
+    public = ""
+    if bayesian["delta2"]:
+        public = f", and lets at most {up(bayesian['delta2'])} of them become public"
+    say(
+        console,
+        f"\nWith confidence {percent(bayesian['confidence'])} the policy misses at most a share of {up(bayesian['gamma'])} of "
+        f"secrets{public}. At delta = {bayesian['delta']:.3g}, for a random secret:",
     )
     for key, text in (
-        ("slot_epsilon", "for a secret drawn into the very slot that was labelled by independent redraws"),
-        ("corpus_epsilon", "for a random secret of the corpus, if the miss rate is an average over the corpus"),
+        ("slot_epsilon", "if the labels are independent redraws of the secret into the very slot in question"),
+        (
+            "corpus_epsilon",
+            "if they are independent draws of occurrences from the corpus, their number fixed beforehand",
+        ),
     ):
-        console.print(f"  epsilon = [bold]{epsilon_text(bayesian[key])}[/] {text}", highlight=False, soft_wrap=True)
+        say(console, f"[bold]epsilon = {epsilon_text(bayesian[key])}[/] {text}", indent=2)
+    say(console, "Labels from reviewed records, several to a record or until the number looks good, need another bound "
+        "(`review_bound`).", indent=2)  # fmt: skip
 
 
 def _show_choices(console: Console, found: dict[str, Any]) -> None:
-    table = Table("batch size", "rate", "steps", "noise multiplier", "noise per step (of C)", box=None, pad_edge=False)
+    table = Table("batch size", "rate", "steps", "noise multiplier", "noise per step", "noise per run", box=None)
     for choice in found["choices"]:
         table.add_row(
             f"{choice['batch_size']:,}",
             f"{choice['sampling_rate']:.4g}",
             f"{choice['steps']:,}",
-            f"{choice['noise_multiplier']:.4g}",
+            up4(choice["noise_multiplier"]),
             f"{choice['noise_per_step']:.3g}",
+            f"{choice['noise_per_run']:.3g}",
         )
+    say(console, f"epsilon {found['target_epsilon']:g} at delta {found['delta']:g} for equal epochs; noise on the mean gradient, "
+        "in clipping norms:")  # fmt: skip
     console.print(table)
-    console.print(
-        f"\nBatch size [bold]{found['batch_size']:,}[/] has the least noise per step at epsilon {found['target_epsilon']:g}, "
-        f"delta {found['delta']:g} (substitution, Poisson, k={found['k']}); larger batches cost memory, not privacy",
-        soft_wrap=True,
+    say(
+        console,
+        f"\nBatch size [bold]{found['batch_size']:,}[/] is enough: its noise over the whole run is within a tenth of the least. "
+        f"Noise per step goes on falling; it is least at {found['least_noise_per_step']:,}, the largest tried.",
     )
+    _show_facts(console, found)
+
+
+def show_groups(console: Console, groups: list[dict[str, Any]]) -> None:
+    table = Table("records changed", *[f"{row['k']}" for row in groups], box=None, pad_edge=False)
+    table.add_row("epsilon", *["none" if row["epsilon"] is None else up(row["epsilon"]) for row in groups])
+    console.print(table)
 
 
 def show_certificate(console: Console, certificate: dict[str, Any]) -> None:
     """A certificate's guarantees, with the adjacency, unit and sampler under which they hold."""
     adjacency = certificate["adjacency"]
-    console.print(
+    if certificate["subject"]:
+        say(console, escape(certificate["subject"]))
+    say(
+        console,
         f"{certificate['method']}, unit: {certificate['unit']}, sampler: {certificate['sampler']}, adjacency: "
         f"{adjacency['name']} ({escape(adjacency['meaning'])})\n",
-        highlight=False,
     )
     for guarantee in certificate["guarantees"]:
         if guarantee["name"] == "group":
@@ -124,22 +166,42 @@ def show_certificate(console: Console, certificate: dict[str, Any]) -> None:
         value = epsilon_text(guarantee["epsilon"])
         at = f"epsilon {value} at delta {guarantee['delta']:.3g}" if guarantee["epsilon"] is not None else value
         console.print(f"[bold]{guarantee['name']}[/]: {at}", highlight=False)
-        console.print(Padding(escape(guarantee["sentence"]), (0, 0, 0, 2)), highlight=False)
+        say(console, escape(guarantee["sentence"]), indent=2)
     groups = [g for g in certificate["guarantees"] if g["name"] == "group"]
     if groups:
-        console.print()
-        _show_groups(console, groups)
+        say(
+            console,
+            f"\nepsilon at delta {certificate['delta']:g} by how many records change ({certificate['k']['repeats']}):",
+        )
+        show_groups(console, groups)
+
+
+def show_verified(console: Console, certificate: dict[str, Any], ledger_length: int) -> None:
+    """The page of `confide verify`."""
+    taken = "delta" if certificate["evidence"] is None else "delta and the labelled evidence"
+    say(
+        console,
+        f"[bold green]holds[/]: the chain of {ledger_length} ledger entries is unbroken, and every number and sentence was "
+        f"recomputed from it ({taken} as the certificate states them)\n",
+    )
+    show_certificate(console, certificate)
+    console.print("\n[bold]under these assumptions[/], which no arithmetic can check:")
+    for assumption in certificate["assumptions"]:
+        say(console, f"[dim]{assumption['id']}[/]: {escape(assumption['text'])}", indent=2)
+    console.print("\n[bold]not promised[/]:")
+    for gap in certificate["not_promised"]:
+        say(console, escape(gap), indent=2)
 
 
 def chart(xs: Sequence[float], ys: Sequence[float], x_label: str, y_label: str, width: int = 60) -> str:
     """A curve with a logarithmic vertical axis, one line a power of ten, in characters."""
     logs = [math.log10(y) for y in ys]
-    top, bottom = math.ceil(max(logs)), math.floor(min(logs))
+    top, bottom = round(max(logs)), round(min(logs))
     left, right = min(xs), max(xs)
     grid = [[" "] * width for _ in range(top - bottom + 1)]
     for x, y in zip(xs, logs, strict=True):
-        grid[round(top - y)][round((x - left) / (right - left) * (width - 1))] = "•"
-    lines = [f"{f'1e{top - i:+03d}':>7} │{''.join(cells).rstrip()}" for i, cells in enumerate(grid)]
-    lines.append(f"{'':>7} └{'─' * width}")
-    lines.append(f"{y_label:>7}  {left:<10g}{x_label:^{width - 20}}{right:>10.3g}")
+        grid[round(top - y)][round((x - left) / (right - left) * (width - 1))] = "*"
+    lines = [f"{f'1e{top - i:+03d}':>7} |{''.join(cells).rstrip()}" for i, cells in enumerate(grid)]
+    lines.append(f"{y_label:>7} +{'-' * width}")
+    lines.append(f"{x_label:>7}  {left:<10g}{(left + right) / 2:^{width - 20}.3g}{right:>10.3g}")
     return "\n".join(lines)

@@ -54,7 +54,7 @@ def test_the_mixture_obeys_the_slot_statement_in_both_directions(gamma, delta2):
     missed = np.exp(-0.5 * (x - mu) ** 2) / math.sqrt(2 * math.pi)
 
     class Gaussian:
-        rounding = 0.0
+        slack = 0.0
 
         def delta(self, epsilon):
             return float(gaussian_delta(np.array([epsilon]), mu)[0])

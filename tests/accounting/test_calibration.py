@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from confide.accounting import PoissonGaussian, batch_choices, curve, most_steps, slot_epsilon, smallest_noise
+from confide.accounting.calibration import enough
 from confide.errors import BadInput
 
 DELTA = 1e-5
@@ -50,12 +51,17 @@ def test_not_even_one_step():
 def test_an_unreachable_target_is_explained():
     with pytest.raises(BadInput, match="no noise multiplier"):
         smallest_noise(1.0, 10**6, 0.001, DELTA)
+    with pytest.raises(BadInput, match="does not limit"):
+        most_steps(0.001, 50.0, 100.0, DELTA)
 
 
 def test_larger_batches_carry_less_noise_per_step():
     choices = batch_choices(4096, 4, 2.0, DELTA)
     noises = [choice.noise_per_step for choice in choices]
     assert noises == sorted(noises, reverse=True)
+    least = min(choice.noise_per_run for choice in choices)
+    assert enough(choices).noise_per_run <= 1.1 * least
+    assert enough(choices).batch_size < choices[-1].batch_size
     for choice in choices:
         event = PoissonGaussian(choice.sampling_rate, choice.noise_multiplier, choice.steps)
         assert curve([event]).epsilon(DELTA) <= 2.0

@@ -7,6 +7,7 @@ from importlib.resources import files
 import jsonschema
 import numpy as np
 import pytest
+from scipy.special import ndtr
 
 from confide.accounting import (
     FixedSizeGaussian,
@@ -130,7 +131,7 @@ def test_what_both_policies_miss_is_in_delta(ledger):
 
 def test_no_amplification_in_the_papers_order(ledger):
     certificate = issue(ledger(dedup="exact", order="dedup-redact"), DELTA, Redraws(200, 20))
-    assert epsilon(certificate, "bayesian") is None
+    assert "bayesian" not in {g["name"] for g in certificate["guarantees"]}
 
 
 def test_drop_mode_uses_the_null_curve_in_both_directions(ledger):
@@ -156,6 +157,14 @@ def test_tuning_runs_are_in_the_price(ledger):
 def test_a_random_selection_covers_the_winner_only(ledger):
     certificate = issue(ledger(("train", Selection((STEPS,), mean_runs=10.0))), DELTA)
     assert "the selected model" in guarantee(certificate, "per-secret")["sentence"]
+    runs = [(f"run-{i}", STEPS) for i in range(3)]
+    plan = [("train", Selection((STEPS,), mean_runs=10.0))]
+    assert epsilon(issue(ledger(*runs, planned=plan, name="b"), DELTA), "per-secret") == epsilon(
+        certificate, "per-secret"
+    )
+    overspent = [("run-0", PoissonGaussian(0.03125, 2.0, 321))]
+    with pytest.raises(Refused, match="beyond the plan"):
+        issue(ledger(*overspent, planned=plan, name="c"), DELTA)
     assert "selection" in {a["id"] for a in certificate["assumptions"]}
 
 
@@ -183,7 +192,11 @@ def test_jft_without_noise_in_phase_one(ledger):
     """The worst case has no bound, the conditional one says its condition, the random secret pays γ in δ."""
     jft = ledger(("phase1", Noiseless(100)), ("phase2", STEPS), method="jft")
     certificate = issue(jft, DELTA, Redraws(200, 20))
-    assert "there is no bound" in guarantee(certificate, "per-secret")["sentence"]
+    assert epsilon(certificate, "per-secret") is None
+    assert epsilon(certificate, "caught-secret") == curve([STEPS]).epsilon(DELTA)
+    assert "phase 1's redaction caught" in guarantee(certificate, "caught-secret")["sentence"]
+    assert "phase 1's redaction caught" in guarantee(certificate, "group", 3)["sentence"]
+    assert "phase 1's redaction caught" in certificate["ceilings"]["applies_to"]
     assert "phase1-screening" in {a["id"] for a in certificate["assumptions"]}
     found = guarantee(certificate, "bayesian")
     assert found["delta"] == pytest.approx(DELTA + certificate["bounds"]["gamma"])
@@ -213,7 +226,10 @@ def test_a_keyed_bloom_filter_costs_its_false_positives(ledger):
     certificate = issue(ledger(dedup="bloom", bloom_delta=2e-5), DELTA)
     found = guarantee(certificate, "per-secret")
     assert found["delta"] == DELTA
-    assert found["epsilon"] == curve([STEPS]).epsilon(DELTA - 2e-5)
+    assert found["epsilon"] == pytest.approx(curve([STEPS]).epsilon(DELTA - 2e-5), abs=1e-6)
+    exact = issue(ledger(name="exact"), DELTA)
+    assert certificate["ceilings"]["balanced_accuracy"] == pytest.approx(exact["ceilings"]["balanced_accuracy"] + 1e-5)
+    assert certificate["gdp"]["mu"] > exact["gdp"]["mu"]
 
 
 def test_the_gaussian_summary_dominates_the_curve(ledger):
@@ -225,7 +241,15 @@ def test_the_gaussian_summary_dominates_the_curve(ledger):
 
 
 def test_the_trade_off_curve_bounds_every_test(ledger):
-    """Every threshold test on the dominating Gaussian-free pair lies below the printed ceiling."""
+    """Every threshold test on the dominating pair itself, here of a single step, lies below the printed ceiling."""
+    single = issue(ledger(("train", PoissonGaussian(0.5, 1.0, 1)), name="single"), DELTA)
+    thresholds = np.linspace(-6, 6, 2001)
+    false = 0.5 * (ndtr(-thresholds) + ndtr(-thresholds - 1))  # N(0,1) and N(-1,1) in equal parts
+    true = 0.5 * (ndtr(-thresholds) + ndtr(-thresholds + 1))
+    for point in single["trade_off"]:
+        reached = float(np.interp(point["fpr"], false[::-1], true[::-1]))
+        assert reached <= point["tpr_at_most"] + 1e-6
+        assert point["tpr_at_most"] <= reached + 0.1
     certificate = issue(ledger(), DELTA)
     fprs = [point["fpr"] for point in certificate["trade_off"]]
     tprs = [point["tpr_at_most"] for point in certificate["trade_off"]]
@@ -288,9 +312,49 @@ def test_miss_rates_say_nothing_about_unredacted_training(ledger):
         issue(ledger(method="dpsgd"), DELTA, Redraws(200, 20))
 
 
-def test_evidence_that_contradicts_the_setting_is_refused(ledger):
-    with pytest.raises(Refused, match="every record is said to be private"):
-        issue(ledger(), DELTA, Redraws(200, 20, 1))
+@pytest.mark.parametrize("changes", [{}, {"conservative": "allowlist", "recall_class": "secrets with a digit"}])
+def test_evidence_that_contradicts_the_setting_is_refused(ledger, changes):
+    with pytest.raises(Refused, match="one of the two is wrong"):
+        issue(ledger(**changes), DELTA, Redraws(200, 20, 1))
+
+
+def test_a_recall_class_is_named_wherever_it_is_used(ledger):
+    certificate = issue(ledger(conservative="allowlist", recall_class="secrets with a digit"), DELTA, Redraws(200, 20))
+    assert certificate["bounds"]["delta2"] == 0
+    for name in ("per-secret", "bayesian", "uniform"):
+        assert "secrets with a digit" in guarantee(certificate, name)["sentence"]
+
+
+def test_sentences_say_whom_they_cover(ledger):
+    certificate = issue(ledger(conservative="scores"), DELTA)
+    for found in certificate["guarantees"]:
+        if found["name"] != "detected-secret":
+            assert "that the policy or the conservative policy flags" in found["sentence"]
+
+
+@pytest.mark.parametrize("confidence", [0.95, 0.975, 0.999])
+def test_confidence_is_never_rounded_up(ledger, confidence):
+    certificate = issue(ledger(), DELTA, Redraws(200, 20, confidence=confidence))
+    assert f"confidence {100 * confidence:.6g}%" in guarantee(certificate, "bayesian")["sentence"]
+
+
+def test_a_policy_that_catches_nothing_gives_no_number_in_jft(ledger):
+    jft = ledger(("phase1", Noiseless(100)), ("phase2", STEPS), method="jft")
+    found = guarantee(issue(jft, DELTA, Redraws(200, 200)), "bayesian")
+    assert found["epsilon"] is None
+    assert "no finite bound" in found["sentence"]
+
+
+def test_copies_of_a_value_count_as_dedup_leaves_them(setting):
+    assert "every copy counts" in setting().repeats
+    assert "k=r," in setting(dedup="exact").repeats
+    assert "k=4r" in setting(dedup="exact", max_copies=2, units_per_record="several").repeats
+
+
+def test_huge_epsilons_are_said_to_be_none(ledger):
+    certificate = issue(ledger(("train", PoissonGaussian(0.5, 0.05, 300))), DELTA)
+    json.dumps(certificate, allow_nan=False)
+    assert epsilon(certificate, "group", 10) is None
 
 
 @pytest.mark.parametrize("delta", [1e-10, 0.0, 1.0, math.nan])
@@ -308,6 +372,8 @@ def test_impossible_deltas_are_refused(ledger, delta):
         {"clipping_norm": -1.0},
         {"record_local": "yes"},
         {"policy": ""},
+        {"recall_class": " "},
+        {"subject": 7},
         {"bloom_delta": 2.0},
     ],
 )

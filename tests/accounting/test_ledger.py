@@ -208,13 +208,6 @@ def test_tuning_runs_are_charged_one_by_one():
     assert charge([runs], []) == (PoissonGaussian(0.1, 1.0, 350),)
 
 
-def test_a_selection_over_random_runs_is_charged_as_such():
-    plan = Selection((PoissonGaussian(0.1, 1.0, 50),), mean_runs=5.0)
-    assert charge([plan], [PoissonGaussian(0.1, 1.0, 50)] * 3) == (plan,)
-    with pytest.raises(BadInput, match="not part of"):
-        charge([plan], [PoissonGaussian(0.1, 0.5, 50)])
-
-
 def test_every_state_release_of_selective_training_counts():
     event = SelectiveGaussian(1.0, segments=3, states=2, state_noise_multiplier=1.0, count=10)
     assert event.releases == 10 * 3 * (1 + 2)

@@ -26,8 +26,8 @@ MISTAKES = {
     ),
     "k times epsilon for a group": (
         "accounting/guarantees.py",
-        "epsilon = curves[k].epsilon(training_delta)\n        records =",
-        "epsilon = k * curves[1].epsilon(training_delta)\n        records =",
+        "epsilon = accounts.curve(k, accounts.phase).epsilon(delta)\n    records =",
+        "epsilon = k * accounts.curve(1, accounts.phase).epsilon(delta)\n    records =",
         "accounting/test_certificate.py::test_a_group_is_never_k_epsilon_at_the_same_delta",
     ),
     "gamma at the wrong delta": (
@@ -41,6 +41,30 @@ MISTAKES = {
         "total = delta + delta2",
         "total = delta",
         "accounting/test_certificate.py::test_what_both_policies_miss_is_in_delta",
+    ),
+    "public misses overlooked": (
+        "accounting/certificate.py",
+        "if public and setting.all_flagged:",
+        'if public and setting.conservative == "everything":',
+        "accounting/test_certificate.py::test_evidence_that_contradicts_the_setting_is_refused",
+    ),
+    "the Bloom filter for free": (
+        "accounting/guarantees.py",
+        'if self.setting.dedup != "bloom":',
+        "if True:",
+        "accounting/test_certificate.py::test_a_keyed_bloom_filter_costs_its_false_positives",
+    ),
+    "a selection that hides overspending": (
+        "accounting/ledger.py",
+        "if run != [selection] and set(charge(selection.events, run)) != set(flatten(selection.events)):",
+        "if False:",
+        "accounting/test_certificate.py::test_a_random_selection_covers_the_winner_only",
+    ),
+    "amplification for shared batches": (
+        "accounting/certificate.py",
+        "if isinstance(step, SelectiveGaussian) != selective:",
+        "if isinstance(step, SelectiveGaussian) and not selective:",
+        "accounting/test_certificate.py::test_shared_batches_never_claim_amplification",
     ),
     "one direction only": (
         "accounting/curves.py",

@@ -22,7 +22,7 @@ def _check(gamma: float, delta2: float) -> None:
         raise BadInput(f"delta2={delta2:g} exceeds gamma={gamma:g}: what both policies miss, the first one misses too")
 
 
-def _inner_delta(gamma: float, delta: float, delta2: float) -> float:
+def inner_delta(gamma: float, delta: float, delta2: float) -> float:
     """The δ₀ at which the curve is read so that (γ−δ₂)δ₀+δ₂ = δ."""
     return (delta - delta2) / (gamma - delta2) if gamma > delta2 else 1.0
 
@@ -40,7 +40,7 @@ def slot_epsilon(curve: PrivacyCurve, gamma: float, delta: float, delta2: float 
     _check(gamma, delta2)
     if delta2 > 0 and delta <= delta2:
         return math.inf
-    inner = _inner_delta(gamma, delta, delta2)
+    inner = inner_delta(gamma, delta, delta2)
     if gamma == 0 or inner >= 1:
         return 0.0
     base = curve.epsilon(inner)
@@ -57,7 +57,7 @@ def corpus_epsilon(curve: PrivacyCurve, gamma: float, delta: float, delta2: floa
     _check(gamma, delta2)
     if delta2 > 0 and delta <= delta2:
         return math.inf
-    inner = _inner_delta(gamma, delta, delta2)
+    inner = inner_delta(gamma, delta, delta2)
     return 0.0 if gamma == 0 or inner >= 1 else curve.epsilon(inner)
 
 
@@ -85,5 +85,4 @@ def jft_epsilon(phase2: PrivacyCurve, gamma: float, delta: float, both: PrivacyC
         high *= 2
         if high > 1e5:
             return math.inf
-    root, _ = optimize.bisect(excess, 0.0, high, xtol=1e-6, full_output=True)
-    return float(root) + 1e-6
+    return float(optimize.bisect(excess, 0.0, high, xtol=1e-6)) + 1e-6

@@ -10,13 +10,14 @@ import numpy as np
 from scipy import optimize, special
 
 from ..errors import BadInput
-from .bayesian import slot_epsilon
+from .bayesian import inner_delta, slot_epsilon
 from .curves import check_delta, curve, gaussian_delta
 from .events import PoissonGaussian, check_count, check_number
 from .pairs import null_pair, substitution_pair
 
 MAX_NOISE = 1e4
 MIN_NOISE = 0.05
+MAX_SEARCHED_STEPS = 10**7
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ def _central_limit_noise(rate: float, steps: int, epsilon: float, delta: float, 
         noise = math.exp(log_noise)
         pair = substitution_pair(k, rate, noise) if adjacency == "substitution" else null_pair(k, rate, noise)[0]
         x = np.linspace(-8 * noise, 8 * noise + k, 400)
-        mass, loss = pair.upper_density(x) * (x[1] - x[0]), pair.loss(x)
+        loss, density = pair.loss_and_upper_density(x)
+        mass = density * (x[1] - x[0])
         return math.log(steps * float(mass @ (loss - mass @ loss) ** 2)) - 2 * math.log(mu)
 
     low, high = math.log(MIN_NOISE), math.log(MAX_NOISE)
@@ -67,8 +69,9 @@ def smallest_noise(
 ) -> Calibrated:
     """The smallest noise multiplier whose ε (for k records; Bayesian for the slot if γ is given) meets the target.
 
-    *Formal guarantees.* The returned noise was evaluated and its ε is at most the target; it exceeds the smallest
-    such noise by at most one part in a thousand. Takes at most ten curve evaluations.
+    *Formal guarantees.* The returned noise was evaluated and its ε is at most the target. Unless it is the floor of
+    0.05, or ten curves did not suffice to close the bracket, a noise smaller by one part in a thousand was evaluated
+    and fails.
     """
     check_number("epsilon", epsilon, 0, 1e4)
     check_delta(delta)
@@ -82,7 +85,7 @@ def smallest_noise(
     if gamma is None:
         guess = _central_limit_noise(sampling_rate, steps, epsilon, delta, adjacency, k)
     else:
-        inner = (delta - delta2) / (gamma - delta2) if gamma > delta2 else 1.0
+        inner = inner_delta(gamma, delta, delta2)
         if delta <= delta2 or not 0 < inner < 1:
             raise BadInput(
                 f"no noise reaches this target: delta={delta:g} must lie between delta2={delta2:g} and gamma={gamma:g}"
@@ -141,8 +144,13 @@ def most_steps(
     adjacency: str = "substitution",
     k: int = 1,
 ) -> int:
-    """The largest number of steps whose ε stays within the target; 0 if not even one does."""
+    """The largest number of steps whose ε stays within the target; 0 if not even one does.
+
+    *Formal guarantees.* The returned number was evaluated and fits; one more was evaluated and does not, or is beyond
+    the 10⁷ steps that are looked at.
+    """
     check_number("epsilon", epsilon, 0, 1e4)
+    PoissonGaussian(sampling_rate, noise_multiplier)
 
     def fits(steps: int) -> bool:
         try:
@@ -157,30 +165,35 @@ def most_steps(
         return 0
     good, bad = 1, 2
     while fits(bad):
-        good, bad = bad, bad * 4
-        if bad > 10**8:
-            raise BadInput("more than 10^8 steps fit: the target does not limit this run")
+        good, bad = bad, bad * 8
+        if good >= MAX_SEARCHED_STEPS:
+            raise BadInput(f"more than {MAX_SEARCHED_STEPS:,} steps fit: this target does not limit the run")
+        bad = min(bad, MAX_SEARCHED_STEPS)
     while bad - good > 1:
-        middle = (good + bad) // 2
+        middle = max(good + 1, min(bad - 1, round(math.sqrt(good * bad)))) if bad > 2 * good else (good + bad) // 2
         good, bad = (middle, bad) if fits(middle) else (good, middle)
     return good
 
 
 @dataclass(frozen=True)
 class BatchChoice:
-    """One batch size: its rate, steps and noise, and the noise that a step's mean gradient carries."""
+    """One batch size: its rate, steps and noise, and the noise on a step's and on the whole run's mean gradient."""
 
     batch_size: int
     sampling_rate: float
     steps: int
     noise_multiplier: float
     noise_per_step: float
+    noise_per_run: float
 
 
-def batch_choices(records: int, epochs: float, epsilon: float, delta: float, *, k: int = 1) -> list[BatchChoice]:
-    """What each batch size would cost at equal epochs and ε, smallest first: powers of two up to a quarter of the corpus.
+def batch_choices(
+    records: int, epochs: float, epsilon: float, delta: float, *, adjacency: str = "substitution", k: int = 1
+) -> list[BatchChoice]:
+    """What each batch size costs at equal epochs and ε, smallest first: powers of two up to a quarter of the corpus.
 
-    The noise on a step's mean gradient is σ·C/B: it falls with B until amplification is used up.
+    The noise on a step's mean gradient is σ·C/B and falls throughout; averaged over the run's T steps it is σ·C/(B√T),
+    which levels off where amplification is used up.
     """
     check_count("records", records, low=16)
     check_number("epochs", epochs, 0, 1e5)
@@ -190,6 +203,12 @@ def batch_choices(records: int, epochs: float, epsilon: float, delta: float, *, 
         batch = 2**exponent
         rate = batch / records
         steps = max(1, math.ceil(epochs / rate))
-        noise = smallest_noise(rate, steps, epsilon, delta, k=k).noise_multiplier
-        choices.append(BatchChoice(batch, rate, steps, noise, noise / batch))
+        noise = smallest_noise(rate, steps, epsilon, delta, adjacency=adjacency, k=k).noise_multiplier
+        choices.append(BatchChoice(batch, rate, steps, noise, noise / batch, noise / batch / math.sqrt(steps)))
     return choices
+
+
+def enough(choices: list[BatchChoice]) -> BatchChoice:
+    """The smallest batch size whose run is within a tenth of the least noisy one: larger ones cost more than they bring."""
+    least = min(choice.noise_per_run for choice in choices)
+    return next(choice for choice in choices if choice.noise_per_run <= 1.1 * least)

@@ -19,7 +19,7 @@ class Ceilings:
 
     def __init__(self, curve: PrivacyCurve) -> None:
         self.curve = curve
-        top = min(curve.epsilon(1e-8 + 4 * curve.rounding), 700.0)
+        top = min(curve.epsilon(1e-8 + 4 * curve.slack), 600.0)  # e^ε must stay finite
         self._epsilons = np.concatenate([np.linspace(0, top, 2000), [top * 1.1 + 1]])
         self._deltas = curve.deltas(self._epsilons)
 
@@ -29,17 +29,23 @@ class Ceilings:
         *Formal guarantees.* Each ε of the grid gives a valid bound; a coarse grid is looser, never wrong.
         """
         p = np.atleast_1d(np.asarray(fpr, dtype=float))
-        with np.errstate(over="ignore"):
-            lines = np.exp(self._epsilons) * p[:, None] + self._deltas
+        lines = np.exp(self._epsilons) * p[:, None] + self._deltas
         best: Array = np.minimum(1.0, lines.min(axis=1))
         return best
 
     def accuracy(self) -> float:
-        """Balanced accuracy: (1+δ(0))/2."""
+        """Balanced accuracy of telling secret from mask.
+
+        *Formal guarantees.* (1+δ(0))/2: total variation bounds every test on a fair coin.
+        """
         return (1 + self.curve.delta(0.0)) / 2
 
     def exposure_tail(self, bits: float, canaries: int = 1) -> float:
-        """The largest probability that the most exposed of `canaries` uniform canaries shows at least `bits`."""
+        """The largest probability that the most exposed of `canaries` uniform canaries shows at least `bits`.
+
+        *Formal guarantees.* Under the mask a uniform canary has rank at most 2^-bits of the space with probability at
+        most 2^-bits; f turns that into the probability under the secret, and a union bound covers several canaries.
+        """
         check_number("bits", bits, 0, math.inf, low_open=False)
         check_count("canaries", canaries)
         return float(min(1.0, canaries * self.tpr(2.0**-bits)[0]))
@@ -55,6 +61,16 @@ class Ceilings:
         bits = np.linspace(0, math.log2(space), 4001)
         tail = np.minimum(1.0, canaries * self.tpr(2.0**-bits))
         return float(np.sum(tail[:-1] * np.diff(bits)))
+
+    def summary(self, space: int) -> dict[str, float]:
+        """The ceilings that people ask for first."""
+        return {
+            "balanced_accuracy": self.accuracy(),
+            "tpr_at_fpr_0.01": float(self.tpr(0.01)[0]),
+            "tpr_at_fpr_0.001": float(self.tpr(0.001)[0]),
+            "exposure_space": space,
+            "mean_exposure": min(self.exposure_mean(space), math.log2(space)),
+        }
 
 
 def generic_accuracy(epsilon: float, delta: float) -> float:

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,13 @@ from scipy import optimize
 from ..errors import BadInput, ConfideError, Refused
 from .assumptions import assumptions, not_promised
 from .ceilings import Ceilings, chance_exposure
-from .curves import check_delta, gaussian_delta
-from .events import Event, FixedSizeGaussian, Noiseless, Selection, SelectiveGaussian, Step, flatten, to_plain
-from .guarantees import GROUPS, LARGEST_GROUP, AnyCurve, Evidence, condition, guarantees, up
+from .curves import ACCOUNTANT, check_delta, gaussian_delta
+from .events import FixedSizeGaussian, Noiseless, SelectiveGaussian, to_plain
+from .guarantees import Accounts, AnyCurve, Evidence, guarantees, one_run_steps, up
 from .ledger import Ledger
 from .missrate import SKIPPED, Redraws, Review
 from .pairs import ADJACENCIES
-from .selection import SelectionCurve, any_curve
+from .selection import SelectionCurve
 from .setting import Setting, refuse_unsound
 
 VERSION = 1
@@ -34,7 +34,7 @@ TRADE_OFF = (1e-4, 1e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 EXPOSURE_SPACE = 10**6
 
 
-def issue(ledger: Ledger, delta: float, evidence: Evidence | None = None, subject: str = "") -> dict[str, Any]:
+def issue(ledger: Ledger, delta: float, evidence: Evidence | None = None) -> dict[str, Any]:
     """The certificate of a run.
 
     *Formal guarantees.* Every number is an upper bound under the certificate's `assumptions`, for the adjacency,
@@ -42,43 +42,44 @@ def issue(ledger: Ledger, delta: float, evidence: Evidence | None = None, subjec
     """
     check_delta(delta)
     setting = Setting.from_plain(ledger.setting)
-    refuse_unsound(setting)
-    _refuse_ledger(setting, ledger)
-    training_delta = _training_delta(setting, delta)
-    main, phases = _curves(setting, ledger)
-    bounds = _bounds(setting, evidence)
-    promised = guarantees(setting, ledger, main, phases, delta, training_delta, evidence)
+    refuse_unsound(setting, delta)
+    accounts = Accounts(setting, ledger)
+    _refuse_ledger(accounts)
+    _refuse_evidence(setting, evidence)
+    main = accounts.main
     return {
         "confide_certificate": VERSION,
-        "subject": subject,
+        "subject": setting.subject,
         "method": setting.method,
         "delta": delta,
         "adjacency": {"name": setting.adjacency, "meaning": ADJACENCIES[setting.adjacency]},
         "unit": setting.unit,
         "sampler": setting.sampler,
-        "accountant": "privacy loss distribution of the dominating pairs, pessimistic, both directions (dp_accounting)",
+        "accountant": ACCOUNTANT,
         "setting": setting.to_plain(),
         "ledger": {
             "length": ledger.length,
             "head": ledger.head,
-            "steps": sum(step.count for step in _unselected(event for _, event in ledger.spent)),
+            "steps": sum(step.count for step in one_run_steps(tuple(event for _, event in ledger.spent))),
             "charged": [to_plain(event) for event in ledger.charged()],
         },
-        "k": {"missed": setting.k_missed, "detected": setting.k_detected, "meaning": _K_MEANING},
+        "k": {
+            "missed": setting.k_missed,
+            "detected": setting.k_detected,
+            "meaning": "training records that change when one occurrence of a secret is masked",
+            "repeats": setting.repeats,
+        },
         "order": setting.order,
         "policies": {"policy": setting.policy, "conservative": setting.conservative},
         "evidence": _plain_evidence(evidence),
-        "bounds": bounds,
-        "guarantees": promised,
-        "gdp": _gdp(main, training_delta),
+        "bounds": _bounds(setting, evidence),
+        "guarantees": guarantees(accounts, delta, evidence),
+        "gdp": _gdp(main, delta),
         "trade_off": _trade_off(main),
-        "ceilings": _ceilings(setting, main),
+        "ceilings": _ceilings(accounts),
         "assumptions": assumptions(setting, evidence, isinstance(main, SelectionCurve)),
         "not_promised": not_promised(setting),
     }
-
-
-_K_MEANING = "training records that change when one occurrence of a secret is masked"
 
 
 def write(certificate: Mapping[str, Any], path: str | Path) -> None:
@@ -97,90 +98,66 @@ def write(certificate: Mapping[str, Any], path: str | Path) -> None:
         raise ConfideError(f"cannot write the certificate {path}: {error.strerror}") from None
 
 
-def _refuse_ledger(setting: Setting, ledger: Ledger) -> None:
-    steps = _all_steps(ledger)
+def _refuse_ledger(accounts: Accounts) -> None:
+    """Raise `Refused` where the ledger's events cannot belong to a run with this setting."""
+    setting, ledger = accounts.setting, accounts.ledger
+    steps = accounts.steps()
     if not steps:
         raise Refused("no certificate: the ledger holds no step, so that nothing was trained")
-    noiseless_allowed = setting.method == "jft" and setting.jft_phase1 != "noised"
-    for phase in ledger.phases:
-        noisy = [s for s in _all_steps(ledger, phase) if not isinstance(s, Noiseless)]
-        plain = [s for s in _all_steps(ledger, phase) if isinstance(s, Noiseless)]
-        if plain and not (noiseless_allowed and phase == "phase1"):
-            raise Refused(
-                f"no certificate: phase {phase!r} took {sum(s.count for s in plain)} steps without noise on text that "
-                "may hold secrets; no finite epsilon holds"
-            )
-        for step in noisy:
-            if step.sampler != "none" and step.sampler != setting.sampler:
-                raise Refused(
-                    f"no certificate: the data were sampled as {setting.sampler!r}, but the ledger accounts for "
-                    f"{step.sampler!r} steps; a shuffled or fixed-size loader must not be counted as Poisson sampling"
-                )
-            selective = setting.method == "sdp" and setting.sdp_variant == "paper"
-            if isinstance(step, SelectiveGaussian) != selective:
-                raise Refused(
-                    "no certificate: the paper's variant of sdp updates public tokens on the same batch without noise, "
-                    "which shows who takes part; its steps, and only its, must be selective ones without amplification"
-                )
     if setting.method == "jft" and not set(ledger.phases) <= {"phase1", "phase2"}:
         raise Refused("no certificate: a jft ledger has the phases 'phase1' and 'phase2' only")
-    if setting.method == "jft" and not any(not isinstance(s, Noiseless) for s in _all_steps(ledger, "phase2")):
+    for phase in ledger.phases:
+        plain = sum(step.count for step in accounts.steps(phase) if isinstance(step, Noiseless))
+        if plain and not (accounts.conditional and phase == "phase1"):
+            raise Refused(
+                f"no certificate: phase {phase!r} took {plain:,} steps without noise on text that may hold secrets; no "
+                "finite epsilon holds"
+            )
+    selective = setting.method == "sdp" and setting.sdp_variant == "paper"
+    for step in steps:
+        if isinstance(step, Noiseless):
+            continue
+        if step.sampler != "none" and step.sampler != setting.sampler:
+            raise Refused(
+                f"no certificate: the data were sampled as {setting.sampler!r}, but the ledger accounts for "
+                f"{step.sampler!r} steps; a shuffled or fixed-size loader must not be counted as Poisson sampling"
+            )
+        if isinstance(step, SelectiveGaussian) != selective:
+            raise Refused(
+                "no certificate: the paper's variant of sdp updates public tokens on the same batch without noise, "
+                "which shows who takes part; its steps, and only its, must be selective ones without amplification"
+            )
+        if isinstance(step, FixedSizeGaussian) and setting.k_missed > 1:
+            raise Refused("no certificate: fixed-size batches are proven for k=1 only; sample with Poisson")
+        if isinstance(step, SelectiveGaussian) and step.participation < 1 and setting.k_missed > 1:
+            raise Refused("no certificate: public participation at random is proven for k=1 only")
+    if setting.method == "jft" and all(isinstance(step, Noiseless) for step in accounts.steps("phase2")):
         raise Refused("no certificate: the jft ledger holds no noised step of phase 2")
 
 
-def _all_steps(ledger: Ledger, phase: str | None = None) -> list[Step]:
-    return _unselected(ledger.charged(phase))
-
-
-def _unselected(events: Iterable[Event]) -> list[Step]:
-    """The steps of the events; of a selection over a random number of runs, those of one run."""
-    inner = [e.events if isinstance(e, Selection) and e.mean_runs is not None else (e,) for e in events]
-    return flatten(event for group in inner for event in group)
-
-
-def _training_delta(setting: Setting, delta: float) -> float:
-    """δ minus what a Bloom filter may cost (guarantees §2)."""
-    if setting.dedup != "bloom":
-        return delta
-    rest = delta - setting.bloom_delta
-    if rest < delta / 2:
-        raise Refused(
-            f"no certificate: the Bloom filter's false positives alone may cost delta {setting.bloom_delta:g}, of "
-            f"{delta:g} in all; give it more bits, or use exact dedup"
-        )
-    return rest
-
-
-def _curves(setting: Setting, ledger: Ledger) -> tuple[AnyCurve, dict[int, AnyCurve]]:
-    """The curve of a missed secret's k, and those of groups where they are proven."""
-    phase = None if setting.method != "jft" or setting.jft_phase1 == "noised" else "phase2"
-    events = ledger.charged(phase)
-    ks = {setting.k_missed, *GROUPS, LARGEST_GROUP}
-    if any(isinstance(step, FixedSizeGaussian) for step in _all_steps(ledger)):
-        if setting.k_missed > 1:
-            raise Refused("no certificate: fixed-size batches are proven for k=1 only; sample with Poisson")
-        ks = {1}
-    if any(isinstance(step, SelectiveGaussian) and step.participation < 1 for step in _all_steps(ledger)):
-        ks = {setting.k_missed}
-    curves = {k: any_curve(events, setting.adjacency, k) for k in sorted(ks)}
-    return curves[setting.k_missed], curves
-
-
-def _bounds(setting: Setting, evidence: Evidence | None) -> dict[str, Any] | None:
+def _refuse_evidence(setting: Setting, evidence: Evidence | None) -> None:
+    """Raise `Refused` where evidence contradicts the setting or says nothing about the method."""
     if evidence is None:
-        return None
+        return
     if setting.method not in ("crt", "jft"):
         raise Refused(
             f"no certificate: a miss rate says nothing about {setting.method}, which trains on the text unredacted; "
             "leave the evidence out"
         )
-    public = (
-        evidence.missed_public
-        if isinstance(evidence, Redraws)
-        else sum(int(r[2]) for r in evidence.records if r != SKIPPED)
-    )
-    if public and setting.conservative == "everything":
-        raise Refused("no certificate: the evidence counts public misses, but every record is said to be private")
+    if isinstance(evidence, Redraws):
+        public = evidence.missed_public
+    else:
+        public = sum(int(record[2]) for record in evidence.records if record != SKIPPED)
+    if public and setting.all_flagged:
+        raise Refused(
+            "no certificate: the evidence counts secrets that became public, but the setting says that every one is "
+            "flagged by construction; one of the two is wrong"
+        )
+
+
+def _bounds(setting: Setting, evidence: Evidence | None) -> dict[str, Any] | None:
+    if evidence is None:
+        return None
     gamma, delta2 = evidence.bounds(setting.all_flagged)
     scope = "slot" if isinstance(evidence, Redraws) else "corpus"
     method = "Clopper-Pearson" if isinstance(evidence, Redraws) else "always-valid e-process"
@@ -206,9 +183,9 @@ def evidence_from_plain(plain: Mapping[str, Any] | None) -> Evidence | None:
         if plain.get("kind") == "review":
             records = tuple(r if isinstance(r, str) else tuple(r) for r in values.pop("records"))
             return Review(records=records, **values)
-    except (TypeError, KeyError) as error:
-        raise BadInput(f"the certificate's evidence cannot be read: {error}") from None
-    raise BadInput(f"the certificate's evidence has the unknown kind {plain.get('kind')!r}")
+    except (TypeError, KeyError):
+        raise BadInput("the certificate's evidence cannot be read: it lacks a field or has an unknown one") from None
+    raise BadInput("the certificate's evidence is of an unknown kind")
 
 
 def _gdp(main: AnyCurve, delta: float) -> dict[str, Any]:
@@ -231,8 +208,8 @@ def _gdp(main: AnyCurve, delta: float) -> dict[str, Any]:
         high *= 2
     mu = float(optimize.bisect(excess, 0.0, high, xtol=1e-6)) + 1e-6 if excess(0.0) > 0 else 0.0
     sentence = (
-        f"Telling neighbouring corpora apart is at most as easy as telling N(0,1) from N({up(mu)},1) by one draw, except with "
-        f"probability {up(delta)}."
+        f"Telling the neighbouring corpora of the main guarantee apart is at most as easy as telling N(0,1) from "
+        f"N({up(mu)},1) by one draw, plus {delta:.3g}."
     )
     return {"mu": mu, "delta": delta, "sentence": sentence}
 
@@ -242,20 +219,16 @@ def _trade_off(main: AnyCurve) -> list[dict[str, float]]:
     return [{"fpr": fpr, "tpr_at_most": float(tpr)} for fpr, tpr in zip(TRADE_OFF, tprs, strict=True)]
 
 
-def _ceilings(setting: Setting, main: AnyCurve) -> dict[str, Any]:
-    ceilings = Ceilings(main)
+def _ceilings(accounts: Accounts) -> dict[str, Any]:
+    ceilings = Ceilings(accounts.main)
     applies_to = "private records whose masking was decided by a fair coin; not to public records or other games"
-    if setting.method == "sdp":
+    if accounts.setting.method == "sdp":
         applies_to = "private tokens of equal mask pattern, chosen by a fair coin; not to tokens that the policy misses"
-    elif condition(setting):
+    elif accounts.conditional:
         applies_to += "; only to secrets that phase 1's redaction caught"
     return {
         "applies_to": applies_to,
-        "balanced_accuracy": ceilings.accuracy(),
-        "tpr_at_fpr_0.01": float(ceilings.tpr(0.01)[0]),
-        "tpr_at_fpr_0.001": float(ceilings.tpr(0.001)[0]),
-        "exposure_space": EXPOSURE_SPACE,
-        "mean_exposure": ceilings.exposure_mean(EXPOSURE_SPACE),
+        **ceilings.summary(EXPOSURE_SPACE),
         "mean_exposure_chance": chance_exposure(EXPOSURE_SPACE),
         "mean_largest_exposure_of_10": ceilings.exposure_mean(EXPOSURE_SPACE, 10),
         "mean_largest_exposure_of_10_chance": chance_exposure(EXPOSURE_SPACE, 10),

@@ -23,20 +23,25 @@ from .events import Event, Noiseless, Step, check_count, check_number, flatten
 from .pairs import Array as Array
 from .pairs import Pair, dominating_pairs
 
+ACCOUNTANT = "privacy loss distribution of the dominating pairs, pessimistic, both directions (dp_accounting)"
 MIN_DELTA = 1e-9
 TAIL = 1e-15  # cut off in all steps together: far below δ/100 for every admissible δ, hence below δ/(100T) a step
 MAX_CELLS = 2**18
+MAX_GROUP_CELLS = 2**16  # groups: a coarser grid where rates are tiny, for speed
+MAX_POINTS = 2**24
+MAX_REACH = 300  # standard deviations between the neighbours, beyond which nothing is left to promise
 MAX_EPSILON = 1e5
 INFLATION = 2e-4  # the grid may widen the composed loss's variance by this share
 
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)
+_RULE = np.polynomial.legendre.leggauss(4)
+_FINE_RULE = np.polynomial.legendre.leggauss(2)  # for panels so narrow that two points are exact to 1e-15
 
 
 class PrivacyCurve(Protocol):
     """What guarantees and ceilings need of a curve."""
 
     @property
-    def rounding(self) -> float: ...
+    def slack(self) -> float: ...
 
     def delta(self, epsilon: float) -> float: ...
 
@@ -61,15 +66,16 @@ class Curve:
 
     *Formal guarantees.* For every ε ≥ 0, `delta(ε)` is an upper bound of the hockey-stick divergence of the released
     iterates on any two neighbours, in both directions; `epsilon(δ)` inverts that bound. Discretisation and cut-off
-    tails err upwards; `rounding`, four times the expected floating-point error of the composition, is added to δ.
-    δ outside [1e-9, 1) is refused, and so is a δ that floating-point error could swallow.
+    tails err upwards. `slack` is added to every δ: four times the expected floating-point error of the composition (an
+    estimate with a margin, checked against extended precision, not a worst-case bound), and whatever else may fail.
+    δ outside [1e-9, 1) is refused, and so is a δ that the slack could swallow.
     """
 
     adjacency: str
     k: int
     forward: pld_pmf.PLDPmf = field(repr=False)
     backward: pld_pmf.PLDPmf = field(repr=False)
-    rounding: float = 0.0
+    slack: float = 0.0
 
     @property
     def directions(self) -> tuple[pld_pmf.PLDPmf, ...]:
@@ -78,7 +84,7 @@ class Curve:
     def delta(self, epsilon: float) -> float:
         """The smallest proven δ at this ε ≥ 0."""
         check_number("epsilon", epsilon, 0, math.inf, low_open=False)
-        return min(1.0, max(0.0, self._bare_delta(epsilon)) + self.rounding)
+        return min(1.0, max(0.0, self._bare_delta(epsilon)) + self.slack)
 
     def _bare_delta(self, epsilon: float) -> float:
         return max(float(pmf.get_delta_for_epsilon(float(epsilon))) for pmf in self.directions)
@@ -86,18 +92,18 @@ class Curve:
     def deltas(self, epsilons: Array) -> Array:
         """`delta` for many values in ascending order."""
         worst: Array = np.max([pmf.get_delta_for_epsilon(list(epsilons)) for pmf in self.directions], axis=0)
-        return np.clip(np.maximum(worst, 0.0) + self.rounding, 0.0, 1.0)
+        return np.clip(np.maximum(worst, 0.0) + self.slack, 0.0, 1.0)
 
     def epsilon(self, delta: float) -> float:
         """The smallest proven ε at this δ; infinite where none is finite."""
         check_delta(delta)
-        if delta <= 2 * self.rounding:
+        if delta <= 2 * self.slack:
             raise BadInput(
                 f"delta={delta:g} is too small for this many steps: floating-point error alone may reach "
-                f"{self.rounding:.1g}; use a delta above {2 * self.rounding:.1g} or fewer steps"
+                f"{self.slack:.2g}; use a delta above {2.02 * self.slack:.2g} or fewer steps"
             )
         # dp_accounting's own inversion walks the grid in Python; a dozen vectorised evaluations find the same root.
-        target = delta - self.rounding
+        target = delta - self.slack
         if self._bare_delta(0.0) <= target:
             return 0.0
         high = 1.0
@@ -150,14 +156,14 @@ def curve(events: Iterable[Event], adjacency: str = "substitution", k: int = 1, 
 def _curve(steps: tuple[Step, ...], adjacency: str, k: int, refine: int) -> Curve:
     noisy = [step for step in steps if not isinstance(step, Noiseless)]
     pairs = [dominating_pairs(step, adjacency, k) for step in noisy]
-    if len(noisy) < len(steps):
+    if len(noisy) < len(steps) or any(one.reach > MAX_REACH for pair in pairs for one in pair[:2]):
         nothing = pld_pmf.create_pmf({0: 0.0}, 1.0, infinity_mass=1.0, pessimistic_estimate=True)
         return Curve(adjacency, k, nothing, nothing)
     if not pairs:
         identity = pld_pmf.create_pmf({0: 1.0}, 1.0, infinity_mass=0.0, pessimistic_estimate=True)
         return Curve(adjacency, k, identity, identity)
     cut = TAIL / sum(count for _, _, count in pairs)
-    width = _grid_width(pairs, cut) / refine
+    width = _grid_width(pairs, cut, MAX_CELLS if k == 1 else MAX_GROUP_CELLS) / refine
     forward, rounding = _compose([(discretise(pair, width, cut), count) for pair, _, count in pairs])
     if all(pair is reverse for pair, reverse, _ in pairs):
         return Curve(adjacency, k, forward, forward, rounding)
@@ -182,8 +188,8 @@ def _panels(pair: Pair, low: float, high: float) -> Array:
     return np.linspace(low, high, max(2, math.ceil((high - low) / pair.scale * 16) + 1))
 
 
-def _grid_width(pairs: list[tuple[Pair, Pair, int]], cut: float) -> float:
-    """The widest grid 2^-j that widens the composed loss's variance by at most INFLATION, within MAX_CELLS."""
+def _grid_width(pairs: list[tuple[Pair, Pair, int]], cut: float, cells: int) -> float:
+    """The widest grid 2^-j that widens the composed loss's variance by at most INFLATION, within a number of cells."""
     variance = 0.0
     samples: list[tuple[Array, Array, int]] = []
     span = 0.0
@@ -191,12 +197,13 @@ def _grid_width(pairs: list[tuple[Pair, Pair, int]], cut: float) -> float:
         for one in {pair, reverse}:
             low, high, _ = _support(one, cut)
             x = _panels(one, low, high)
-            loss, mass = one.loss(x), one.upper_density(x) * (x[1] - x[0]) * one.participation
+            loss, density = one.loss_and_upper_density(x)
+            mass = density * (x[1] - x[0]) * one.participation
             mean = float(mass @ loss)
             variance += count * float(mass @ (loss - mean) ** 2)
             samples.append((loss, mass, count))
             span = max(span, float(loss[-1] - loss[0]))
-    floor = span / MAX_CELLS
+    floor = span / cells
     exponent = max(-4, math.ceil(math.log2(floor)))  # coarser than 1/16 would be loose in e^ε whatever the variance
     while True:
         width = 2.0**exponent
@@ -215,8 +222,8 @@ def discretise(pair: Pair, h: float, cut: float) -> Law:
     *Formal guarantees.* Every point mass at loss ℓ in a cell [a, a+h] is split over the cell's ends so that its mass
     under the upper and under the lower distribution are both kept ("connect the dots", Doroshenko et al. 2022): the
     result dominates the pair. Mass outside the support (at most `cut`) goes to infinity. The cells' masses are
-    four-point Gauss–Legendre sums over panels of at most scale/16 that end on the cells' bounds, exact to a relative
-    1e-13: no differences of nearly equal numbers are taken.
+    Gauss–Legendre sums over panels of at most scale/16 that end on the cells' bounds to rounding, so that they are exact
+    to about 1e-13: no differences of nearly equal numbers are taken.
     """
     low, high, infinity = _support(pair, cut)
     coarse = _panels(pair, low, high)
@@ -234,13 +241,14 @@ def discretise(pair: Pair, h: float, cut: float) -> Law:
     if pair.spliced:
         first = -last
     masses = np.zeros(last - first + 1)
-    for begin in range(0, len(edges) - 1, 2**15):
-        left, right = edges[begin : begin + 2**15 + 1][:-1], edges[begin : begin + 2**15 + 1][1:]
+    for begin in range(0, len(edges) - 1, 2**14):
+        left, right = edges[begin : begin + 2**14 + 1][:-1], edges[begin : begin + 2**14 + 1][1:]
         half = (right - left)[:, None] / 2
-        nodes = (left[:, None] + half * (1 + _NODES)).ravel()
-        weight = (half * _WEIGHTS).ravel()
-        losses = pair.loss(nodes)
-        _split(masses, losses, weight * pair.upper_density(nodes), h, first)
+        rule, rule_weights = _FINE_RULE if half.max() <= pair.scale / 1000 else _RULE
+        nodes = (left[:, None] + half * (1 + rule)).ravel()
+        weight = (half * rule_weights).ravel()
+        losses, density = pair.loss_and_upper_density(nodes)
+        _split(masses, losses, weight * density, h, first)
         if pair.spliced:
             _split(masses, -losses, weight * pair.lower_density(nodes), h, first)
     if pair.spliced:  # what is neither above 1 under the upper nor under the lower law has loss 0
@@ -254,7 +262,7 @@ def discretise(pair: Pair, h: float, cut: float) -> Law:
         infinity *= pair.participation
         masses[-first] += 1 - pair.participation
     total = masses.sum() + infinity
-    if abs(total - 1) > 1e-11:
+    if abs(total - 1) > 1e-12 + 1e-15 * pair.reach**2:  # densities lose digits as their means move apart
         raise ArithmeticError(f"the discretised privacy loss has mass {total!r}")
     kept = np.flatnonzero(masses)
     masses = masses[kept[0] : kept[-1] + 1] * ((1 - infinity) / masses.sum())
@@ -262,7 +270,7 @@ def discretise(pair: Pair, h: float, cut: float) -> Law:
 
 
 def _chunked(pair: Pair, x: Array) -> tuple[Array, Array]:
-    parts = [pair.loss_and_slope(x[begin : begin + 2**16]) for begin in range(0, len(x), 2**16)]
+    parts = [pair.loss_and_slope(x[begin : begin + 2**14]) for begin in range(0, max(1, len(x)), 2**14)]
     return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
 
@@ -296,9 +304,14 @@ def _self_compose(law: Law, count: int) -> tuple[pld_pmf.DensePLDPmf, float]:
     places = np.arange(len(law.masses))
     mean = float(law.masses @ places)
     spread = math.sqrt(max(float(law.masses @ (places - mean) ** 2), 1e-12) * count)
-    orders = np.geomspace(0.5, 60, 16) / spread
+    # From heavy tails (a share of the grid) to the central limit (a few standard deviations of the composed law).
+    orders = np.geomspace(min(1 / len(places), 0.5 / spread), 60 / spread, 20)
     low, high = common.compute_self_convolve_bounds(law.masses, count, TAIL, np.concatenate([-orders, orders]))
     size = high - low + 1
+    if size > MAX_POINTS:
+        raise BadInput(
+            f"{count:,} steps of this size need a grid of {size:,} points; account for fewer steps at a time"
+        )
     length = fft.next_fast_len(max(size, len(law.masses)), real=True)
     spectrum = fft.rfft(law.masses, length)
     masses = np.roll(fft.irfft(spectrum**count, length), -low)[:size]

@@ -20,17 +20,28 @@ MAX_STEPS = 10**9
 
 def check_number(name: str, value: Any, low: float, high: float, *, low_open: bool = True) -> None:
     """Refuse a value that is not a finite number in (low, high] (or [low, high])."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        number = False
     if not number or value > high or value < low or (low_open and value == low):
         bracket = "(" if low_open else "["
         end = ")" if math.isinf(high) else "]"
-        raise BadInput(f"{name} must be a number in {bracket}{low:g}, {high:g}{end}, got {value!r}")
+        raise BadInput(f"{name} must be a number in {bracket}{low:g}, {high:g}{end}, got {short(value)}")
 
 
 def check_count(name: str, value: Any, low: int = 1, high: int = MAX_STEPS) -> None:
     """Refuse a value that is not a whole number in [low, high]."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise BadInput(f"{name} must be a whole number from {low} to {high}, got {value!r}")
+        raise BadInput(f"{name} must be a whole number from {low} to {high}, got {short(value)}")
+
+
+def short(value: Any) -> str:
+    """A value in an error message: at most forty characters of it."""
+    if isinstance(value, int) and abs(value) >= 10**30:
+        return "a number of more than thirty digits"
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
 
 
 @dataclass(frozen=True)
@@ -222,7 +233,7 @@ def from_plain(plain: Any) -> Event:
         raise BadInput(f"an event must be an object, got {type(plain).__name__}")
     cls = KINDS.get(str(plain.get("kind")))
     if cls is None:
-        raise BadInput(f"unknown kind of event {plain.get('kind')!r}; known are {', '.join(KINDS)}")
+        raise BadInput(f"unknown kind of event {short(plain.get('kind'))}; known are {', '.join(KINDS)}")
     fields = {field.name: field for field in dataclasses.fields(cls)}
     values = {name: value for name, value in plain.items() if name != "kind"}
     unknown = values.keys() - fields.keys()

@@ -1,12 +1,15 @@
-"""The guarantees of a certificate: curves and evidence in, (ε, δ) with one plain sentence each out."""
+"""The guarantees of a certificate: the ledger's curves and evidence in, (ε, δ) with one plain sentence each out."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from .bayesian import corpus_epsilon, jft_epsilon, slot_epsilon
 from .curves import Curve
+from .events import Event, FixedSizeGaussian, Selection, SelectiveGaussian, Step, flatten
 from .ledger import Ledger
 from .missrate import Redraws, Review
 from .selection import SelectionCurve, any_curve
@@ -19,164 +22,214 @@ AnyCurve = Curve | SelectionCurve
 Evidence = Redraws | Review
 
 
+@dataclass(frozen=True)
+class Accounts:
+    """The curves that a certificate reads from its ledger."""
+
+    setting: Setting
+    ledger: Ledger
+
+    def steps(self, phase: str | None = None) -> list[Step]:
+        """The charged steps; of a selection over a random number of runs, those of one run."""
+        return one_run_steps(self.ledger.charged(phase))
+
+    def curve(self, k: int, phase: str | None = None) -> AnyCurve:
+        """The curve of a phase, or of all, for k records.
+
+        *Formal guarantees.* Includes what a Bloom filter may cost: for a key that is no false positive the runs agree
+        with exact dedup, and the others have probability at most `bloom_delta`, which is added to every δ.
+        """
+        found = any_curve(self.ledger.charged(phase), self.setting.adjacency, k)
+        if self.setting.dedup != "bloom":
+            return found
+        return dataclasses.replace(found, slack=found.slack + self.setting.bloom_delta)
+
+    @property
+    def conditional(self) -> bool:
+        """Whether everything depends on a redaction without noise: JFT with a direct or hand-screened phase 1."""
+        return self.setting.method == "jft" and self.setting.jft_phase1 != "noised"
+
+    @property
+    def phase(self) -> str | None:
+        """The phase whose curve counts: all of them, or phase 2 where phase 1 saw nothing of a caught secret."""
+        return "phase2" if self.conditional else None
+
+    @property
+    def main(self) -> AnyCurve:
+        return self.curve(self.setting.k_missed, self.phase)
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """The group sizes with a proven curve."""
+        steps = self.steps()
+        if any(isinstance(step, FixedSizeGaussian) for step in steps):
+            return (1,)
+        if any(isinstance(step, SelectiveGaussian) and step.participation < 1 for step in steps):
+            return (1,)
+        return GROUPS
+
+
+def one_run_steps(events: tuple[Event, ...]) -> list[Step]:
+    """The steps of events; of a selection over a random number of runs, those of one run."""
+    inner = [e.events if isinstance(e, Selection) and e.mean_runs is not None else (e,) for e in events]
+    return flatten(event for group in inner for event in group)
+
+
 def up(value: float) -> str:
-    """A number for people: three significant digits, rounded upwards."""
+    """A number for people, rounded upwards: two decimals from 1 to 10, fewer above, three digits below."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    unit = 10.0 ** (math.floor(math.log10(abs(value))) - 2)
-    return f"{math.ceil(value / unit - 1e-9) * unit:.3g}"
+    digits = 2 - math.floor(math.log10(abs(value)))
+    rounded = math.ceil(value * 10.0**digits - 1e-9) / 10.0**digits
+    if rounded < 0.001:
+        return f"{rounded:.3g}"
+    return f"{rounded:,.{max(0, digits)}f}"
 
 
-def _guarantee(name: str, epsilon: float, delta: float, k: int, sentence: str, **more: Any) -> dict[str, Any]:
-    finite = math.isfinite(epsilon)
-    return {
-        "name": name,
-        "epsilon": epsilon if finite else None,
-        "delta": delta,
-        "k": k,
-        "sentence": sentence,
-        **more,
-    }
+def percent(confidence: float) -> str:
+    """A confidence in full: never rounded to one that was not reached."""
+    return f"{100 * confidence:.10g}%"
 
 
-def _odds(epsilon: float, delta: float) -> str:
-    factor = f"e^{up(epsilon)}" + (f" = {up(math.exp(epsilon))}" if epsilon < 12 else "")
-    return (
-        f"no conclusion is more than {factor} times as likely as if <MASK> had stood there, except with probability "
-        f"{up(delta)}"
-    )
-
-
-def guarantees(
-    setting: Setting,
-    ledger: Ledger,
-    main: AnyCurve,
-    curves: dict[int, AnyCurve],
-    delta: float,
-    training_delta: float,
-    evidence: Evidence | None,
-) -> list[dict[str, Any]]:
-    if setting.method == "sdp":
-        return [_selective(setting, main, delta, training_delta)]
-    found = [_per_secret(setting, main, delta, training_delta)]
-    if setting.k_detected == 0:
+def guarantees(accounts: Accounts, delta: float, evidence: Evidence | None) -> list[dict[str, Any]]:
+    """Every guarantee that the accounts support at δ, the most important first."""
+    if accounts.setting.method == "sdp":
+        return [_selective(accounts, delta)]
+    found = [_per_secret(accounts, delta)]
+    if accounts.conditional:
+        found.append(_caught_secret(accounts, delta))
+    if accounts.setting.k_detected == 0:
         sentence = (
             "A secret that the policy detects leaves no trace: the screened corpus is the same whether the record held "
             "the secret or <MASK>."
         )
         found.append(_guarantee("detected-secret", 0.0, 0.0, 0, sentence))
-    found += _groups(setting, curves, delta, training_delta)
-    found.append(_uniform(setting, curves, delta, training_delta))
-    if evidence is not None:
-        found.append(_bayesian(setting, ledger, main, delta, training_delta, evidence))
+    found += [_group(accounts, delta, k) for k in accounts.groups]
+    found.append(_uniform(accounts, delta))
+    if evidence is not None and not (accounts.setting.order == "dedup-redact" and accounts.setting.dedup != "off"):
+        found.append(_bayesian(accounts, delta, evidence))
     return found
 
 
-def _whose(setting: Setting) -> str:
-    if setting.method == "jft":
-        return "every secret"
-    if setting.conservative == "everything":
-        return "every secret of the private part, which is the whole corpus,"
-    if setting.recall_class is not None:
-        return f"every secret that a policy flags, which includes by construction: {setting.recall_class}"
-    return "every secret that the policy or the conservative policy flags"
+def _guarantee(name: str, epsilon: float, delta: float, k: int, sentence: str, **more: Any) -> dict[str, Any]:
+    stated = epsilon if math.isfinite(epsilon) else None
+    return {"name": name, "epsilon": stated, "delta": delta, "k": k, "sentence": sentence, **more}
 
 
-def condition(setting: Setting) -> str:
-    if setting.method != "jft" or setting.jft_phase1 == "noised":
-        return ""
+def _odds(epsilon: float, delta: float) -> str:
+    if not math.isfinite(epsilon):
+        return "there is no finite bound"
+    factor = f"e^{up(epsilon)}" + (f" = {up(math.exp(epsilon))}" if epsilon < 12 else "")
     return (
-        " This holds if phase 1's redaction caught the secret and treated the record alike with and without it; for a "
-        "secret that phase 1 missed there is no bound, since it was trained on without noise."
+        f"any conclusion is at most {factor} times as likely as if <MASK> had stood there, plus {delta:.3g}, and the "
+        "other way round"
     )
 
 
-def _per_secret(setting: Setting, main: AnyCurve, delta: float, training_delta: float) -> dict[str, Any]:
-    epsilon = main.epsilon(training_delta)
-    seen = "the selected model" if isinstance(main, SelectionCurve) else "the model and all its intermediate states"
+def _whose(accounts: Accounts) -> str:
+    setting = accounts.setting
+    if accounts.conditional:
+        return "secrets that phase 1's redaction caught, treating the record alike with and without them"
+    if setting.method != "crt" or setting.conservative == "everything":
+        return "all secrets (every record is private)"
+    if setting.recall_class is not None:
+        return f"secrets that a policy flags, which by construction are at least: {setting.recall_class}"
+    return "secrets that the policy or the conservative policy flags"
+
+
+def _seen(accounts: Accounts) -> str:
+    selected = isinstance(accounts.main, SelectionCurve)
+    return "the selected model" if selected else "the model and all its intermediate states"
+
+
+def _per_secret(accounts: Accounts, delta: float) -> dict[str, Any]:
+    k = accounts.setting.k_missed
+    if accounts.conditional:
+        sentence = (
+            "Without a condition there is no bound: a secret that phase 1's redaction missed was trained on without "
+            "noise."
+        )
+        return _guarantee("per-secret", math.inf, delta, k, sentence)
+    return _guarantee("per-secret", accounts.main.epsilon(delta), delta, k, _one_secret(accounts, delta))
+
+
+def _caught_secret(accounts: Accounts, delta: float) -> dict[str, Any]:
+    epsilon = accounts.main.epsilon(delta)
+    return _guarantee("caught-secret", epsilon, delta, accounts.setting.k_missed, _one_secret(accounts, delta))
+
+
+def _one_secret(accounts: Accounts, delta: float) -> str:
+    return (
+        f"For {_whose(accounts)}: for each one, whoever sees {_seen(accounts)} and knows everything else in the corpus, "
+        f"{_odds(accounts.main.epsilon(delta), delta)}."
+    )
+
+
+def _group(accounts: Accounts, delta: float, k: int) -> dict[str, Any]:
+    epsilon = accounts.curve(k, accounts.phase).epsilon(delta)
+    records = "one record changes" if k == 1 else f"up to {k} records change"
     sentence = (
-        f"For {_whose(setting)}, and for whoever sees {seen} and knows everything else in the corpus: "
-        f"{_odds(epsilon, delta)}.{condition(setting)}"
+        f"For {_whose(accounts)}: where {records} when repeated or related ones are masked together, "
+        f"{_odds(epsilon, delta)}."
     )
-    return _guarantee("per-secret", epsilon, delta, setting.k_missed, sentence)
+    return _guarantee("group", epsilon, delta, k, sentence)
 
 
-def _groups(setting: Setting, curves: dict[int, AnyCurve], delta: float, training_delta: float) -> list[dict[str, Any]]:
-    found = []
-    for k in GROUPS:
-        if k not in curves:
-            continue
-        epsilon = curves[k].epsilon(training_delta)
-        records = "one record changes" if k == 1 else f"up to {k} records change"
-        sentence = f"Where {records} when secrets are masked (repeated or related ones): {_odds(epsilon, delta)}."
-        sentence += condition(setting)
-        found.append(_guarantee("group", epsilon, delta, k, sentence))
-    return found
-
-
-def _uniform(setting: Setting, curves: dict[int, AnyCurve], delta: float, training_delta: float) -> dict[str, Any]:
+def _uniform(accounts: Accounts, delta: float) -> dict[str, Any]:
     """All secrets at once (Definition 3's special case): only where the group is small enough to say anything."""
-    k = setting.private_records
-    if k in curves:
-        epsilon = curves[k].epsilon(training_delta)
-        sentence = f"For all secrets of all {k} private records at once: {_odds(epsilon, delta)}.{condition(setting)}"
-        return _guarantee("uniform", epsilon, delta, k, sentence)
-    largest = max(curves)
-    sentence = (
-        f"For all secrets of all {k} private records at once there is no useful bound; the largest group computed is "
-        f"{largest}, with epsilon {up(curves[largest].epsilon(training_delta))}."
-    )
+    k = accounts.setting.private_records
+    largest = min(k, LARGEST_GROUP) if len(accounts.groups) > 1 else 1
+    epsilon = accounts.curve(largest, accounts.phase).epsilon(delta)
+    whose = f"For {_whose(accounts)}, all of them in all {k:,} private records at once"
+    if k == largest:
+        return _guarantee("uniform", epsilon, delta, k, f"{whose}: {_odds(epsilon, delta)}.")
+    stated = f"with epsilon {up(epsilon)}" if math.isfinite(epsilon) else "without a finite epsilon"
+    sentence = f"{whose}, there is no useful bound; the largest group computed is {largest}, {stated}."
     return _guarantee("uniform", math.inf, delta, k, sentence)
 
 
-def _bayesian(
-    setting: Setting, ledger: Ledger, main: AnyCurve, delta: float, training_delta: float, evidence: Evidence
-) -> dict[str, Any]:
+def _bayesian(accounts: Accounts, delta: float, evidence: Evidence) -> dict[str, Any]:
+    setting = accounts.setting
     gamma, delta2 = evidence.bounds(setting.all_flagged)
-    more = {"confidence": evidence.confidence}
-    sure = f"With confidence {evidence.confidence:.0%} over the labelled sample"
-    if setting.order == "dedup-redact" and setting.dedup != "off":
-        sentence = (
-            "No miss-rate amplification is claimed: in the order dedup before redact a detected secret can still decide "
-            "what counts as a duplicate."
-        )
-        return _guarantee("bayesian", math.inf, delta, setting.k_missed, sentence, **more)
+    sure = f"With confidence {percent(evidence.confidence)} over the labelled sample"
+    of_class = "" if setting.recall_class is None else f" of the class flagged by construction ({setting.recall_class})"
     if setting.method == "jft":
-        both = (
-            any_curve(ledger.charged(), setting.adjacency, setting.k_missed) if setting.jft_phase1 == "noised" else None
-        )
-        phase2 = any_curve(ledger.charged("phase2"), setting.adjacency, setting.k_missed)
-        total = delta if both is not None else min(delta + gamma, 0.999)
-        epsilon = jft_epsilon(phase2, gamma, total - (delta - training_delta), both)
+        total, epsilon = _jft(accounts, delta, gamma)
         sentence = (
-            f"{sure}, for a secret drawn at random, which phase 1 missed with probability at most {up(gamma)}: "
+            f"{sure}, for a secret drawn at random, which phase 1 missed with probability at most {up(gamma)}, "
             f"{_odds(epsilon, total)}. Phase 2 trains on the original text, so that epsilon is never below its own."
         )
-        return _guarantee("bayesian", epsilon, total, setting.k_missed, sentence, **more)
-    total = delta + delta2  # what both policies miss is public: it is in δ, never in ε
-    inner = training_delta + delta2
-    if total >= 1:
-        return _guarantee("bayesian", math.inf, 1.0, setting.k_missed, f"{sure}, nothing can be said.", **more)
-    if isinstance(evidence, Redraws):
-        epsilon = slot_epsilon(main, gamma, inner, delta2)
-        sentence = (
-            f"{sure}, for a secret drawn at random into the labelled slot, which the policy misses there with "
-            f"probability at most {up(gamma)}: {_odds(epsilon, total)}."
-        )
     else:
-        epsilon = corpus_epsilon(main, gamma, inner, delta2)
-        sentence = (
-            f"{sure}, for a secret occurrence drawn uniformly from the corpus (at most {evidence.cap} a record), whose "
-            f"context the attacker may know, and of which the policy misses at most {up(gamma)}: {_odds(epsilon, total)}."
-        )
-    return _guarantee("bayesian", epsilon, total, setting.k_missed, sentence, **more)
+        total = delta + delta2  # what both policies miss is public: it is in δ, never in ε
+        statement = slot_epsilon if isinstance(evidence, Redraws) else corpus_epsilon
+        epsilon = statement(accounts.main, gamma, total, delta2) if total < 1 else math.inf
+        total = min(total, 1.0)
+        if isinstance(evidence, Redraws):
+            drawn = f"for a secret{of_class} drawn at random into the labelled slot, which the policy misses there"
+            sentence = f"{sure}, {drawn} with probability at most {up(gamma)}, {_odds(epsilon, total)}."
+        else:
+            sentence = (
+                f"{sure}, for a secret occurrence{of_class} drawn uniformly from the corpus (at most {evidence.cap} a "
+                f"record), whose context the attacker may know, and of which the policy misses at most {up(gamma)}, "
+                f"{_odds(epsilon, total)}."
+            )
+    return _guarantee("bayesian", epsilon, total, setting.k_missed, sentence, confidence=evidence.confidence)
 
 
-def _selective(setting: Setting, main: AnyCurve, delta: float, training_delta: float) -> dict[str, Any]:
-    epsilon = main.epsilon(training_delta)
+def _jft(accounts: Accounts, delta: float, gamma: float) -> tuple[float, float]:
+    phase2 = accounts.curve(accounts.setting.k_missed, "phase2")
+    if accounts.conditional:
+        total = delta + gamma  # without noise, a miss in phase 1 reveals the secret
+        return (total, jft_epsilon(phase2, gamma, total)) if total < 1 else (1.0, math.inf)
+    return delta, jft_epsilon(phase2, gamma, delta, accounts.curve(accounts.setting.k_missed))
+
+
+def _selective(accounts: Accounts, delta: float) -> dict[str, Any]:
+    epsilon = accounts.main.epsilon(delta)
     sentence = (
-        f"(F, epsilon, delta)-selective privacy for two corpora with equal mask pattern and lengths: "
-        f"{_odds(epsilon, delta)}. There is no guarantee for tokens that the policy misses. Its neighbours differ from "
-        "those of confidentiality: this epsilon must not be compared with a confidentiality epsilon."
+        "(F, epsilon, delta)-selective privacy for two corpora with equal mask pattern and lengths, which differ in the "
+        f"private tokens of one record: {_odds(epsilon, delta).replace('<MASK>', 'the other tokens')}. There is no "
+        "guarantee for tokens that the policy misses. Its neighbours differ from those of confidentiality: this epsilon "
+        "must not be compared with a confidentiality epsilon."
     )
-    return _guarantee("selective", epsilon, delta, setting.k_missed, sentence)
+    return _guarantee("selective", epsilon, delta, accounts.setting.k_missed, sentence)

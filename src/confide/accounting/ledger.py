@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadInput, ConfideError, Contradiction
+from ..errors import BadInput, ConfideError, Contradiction, Refused
 from .events import Event, Selection, Step, flatten, from_plain, to_plain, with_count
 
 VERSION = 1
@@ -55,8 +55,20 @@ class Ledger:
         """What the certificate counts, in one phase or in all: for each kind of step the larger of planned and spent.
 
         *Formal guarantees.* A run that stops early, or whose best checkpoint is chosen, is charged as if it had run to
-        the end (guarantees §7), since when it stopped may depend on what it saw. Steps beyond the plan count too.
+        the end (guarantees §7), since when it stopped may depend on what it saw. Steps beyond the plan count too. A plan
+        that selects the best of a random number of runs is charged as that selection, whatever number was drawn; each
+        run is then a phase of its own, and a run that took more than the plan's steps raises.
         """
+        selection = self.planned[0][1] if len(self.planned) == 1 else None
+        if isinstance(selection, Selection) and selection.mean_runs is not None:
+            for name in dict.fromkeys(name for name, _ in self.spent):
+                run = [event for other, event in self.spent if other == name]
+                if run != [selection] and set(charge(selection.events, run)) != set(flatten(selection.events)):
+                    raise Refused(
+                        f"the ledger's phase {name!r} took steps beyond the plan of one run; a selection over a random "
+                        "number of runs needs a phase for each run, within the plan"
+                    )
+            return (selection,)
         if phase is None:
             return tuple(event for name in self.phases for event in self.charged(name))
         planned = [event for name, event in self.planned if name == phase]
@@ -64,16 +76,10 @@ class Ledger:
 
 
 def charge(planned: Iterable[Event], spent: Iterable[Event]) -> tuple[Event, ...]:
-    """For each kind of step the larger of the two counts (see `Ledger.charged`).
+    """For each kind of step the larger of the two counts.
 
-    A plan that selects the best of a random number of runs is charged as that selection, whatever number was drawn;
-    every run must then stay within the plan's steps.
+    *Formal guarantees.* At least what was planned and at least what was spent, of every kind (see `Ledger.charged`).
     """
-    planned, spent = tuple(planned), tuple(spent)
-    if len(planned) == 1 and isinstance(planned[0], Selection) and planned[0].mean_runs is not None:
-        if spent != planned and set(map(_one, flatten(spent))) - set(map(_one, flatten(planned[0].events))):
-            raise BadInput("the ledger holds steps that are not part of its planned selection over runs")
-        return planned
     counts = {_one(step): step.count for step in flatten(planned)}
     for step in flatten(spent):
         counts[_one(step)] = max(counts.get(_one(step), 0), step.count)
@@ -109,13 +115,13 @@ def _parse(path: Path, data: bytes) -> Ledger:
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:
             record = json.loads(line)
+            exact = canonical(record).encode() == line  # one text a value: no doubled keys, no other spelling
             stated = record.pop("hash")
+            true = _link(head, record)
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             raise Contradiction(f"the ledger {path} is damaged at line {number}: not a ledger entry") from None
-        try:
-            true = _link(head, record)
-        except (ValueError, RecursionError):
-            raise Contradiction(f"the ledger {path} is damaged at line {number}: not a ledger entry") from None
+        if not exact:
+            raise Contradiction(f"the ledger {path} is damaged at line {number}: not written by confide")
         if stated != true:
             raise Contradiction(
                 f"the ledger {path} is broken at line {number}: its hash does not follow from the line before; a line "

@@ -53,9 +53,12 @@ def redraw_bound(missed: int, labels: int, beta: float) -> float:
 
 
 def labels_needed(rate: float, beta: float) -> int:
-    """How many labels without a single miss bound the miss rate by `rate` (independent redraws)."""
+    """How many labels without a single miss bound the miss rate by `rate` (independent redraws).
+
+    *Formal guarantees.* The smallest n with `redraw_bound(0, n, beta)` ≤ rate.
+    """
     check_beta(beta)
-    check_number("rate", rate, 0, 1)
+    check_number("miss rate", rate, 1e-8, 1, low_open=False)
     if rate == 1:
         return 1
     needed = math.ceil(math.log(beta) / math.log1p(-rate))
@@ -125,7 +128,11 @@ class Redraws:
             raise BadInput("missed_public counts misses that became public: it cannot exceed missed")
 
     def bounds(self, all_flagged: bool) -> tuple[float, float]:
-        """γ̄ and δ̄₂, jointly valid at the confidence; δ̄₂ is 0 where the conservative policy flags by construction."""
+        """γ̄ and δ̄₂, jointly valid at the confidence.
+
+        *Formal guarantees.* Each bound holds with probability 1−β/2, hence both with 1−β; where δ₂ is 0 by construction
+        (`all_flagged`), γ̄ alone gets the whole β.
+        """
         beta = 1 - self.confidence
         if all_flagged:
             return redraw_bound(self.missed, self.labels, beta), 0.0
@@ -151,7 +158,11 @@ class Review:
                 raise BadInput(f"review {number} must be [secrets, missed, missed and public] or 'skipped'")
 
     def bounds(self, all_flagged: bool) -> tuple[float, float]:
-        """γ̄ and δ̄₂ as for `Redraws`, but valid under clustering and whenever the reviewer stops."""
+        """γ̄ and δ̄₂ for the corpus.
+
+        *Formal guarantees.* As for `Redraws`, with β split in the same way, but under clustering and whenever the
+        reviewer stops; both e-processes run on the same records, and the split covers any dependence between them.
+        """
         beta = 1 - self.confidence
         missed = [r if isinstance(r, str) else Reviewed(r[0], r[1]) for r in self.records]
         if all_flagged:
@@ -163,5 +174,5 @@ class Review:
 
 def _check_confidence(confidence: float) -> None:
     check_number("confidence", confidence, 0.5, 1, low_open=False)
-    if confidence == 1:
+    if confidence > 1 - 1e-12:
         raise BadInput("confidence must be below 1: no finite sample gives certainty")

@@ -51,6 +51,11 @@ class Pair:
     participation: float = 1.0
     spliced: bool = False
 
+    @property
+    def reach(self) -> float:
+        """The largest distance between the mixtures' means, in standard deviations."""
+        return float(self.upper_means.max() - self.lower_means.min()) / self.scale
+
     def loss(self, x: Array) -> Array:
         """The privacy loss log(upper(x)/lower(x))."""
         return self.loss_and_slope(x)[0]
@@ -62,14 +67,17 @@ class Pair:
         return upper - lower, (upper_shift - lower_shift) / self.scale**2
 
     def log_upper_density(self, x: Array) -> Array:
-        ratio = self._log_ratio(x, self.upper_means, self.upper_weights)[0]
-        return ratio - x * x / (2 * self.scale**2) - math.log(self.scale * math.sqrt(2 * math.pi))
+        return self._log_ratio(x, self.upper_means, self.upper_weights)[0] + self._log_normal(x)
 
-    def upper_density(self, x: Array) -> Array:
-        return self._density(x, self.upper_means, self.upper_weights)
+    def loss_and_upper_density(self, x: Array) -> tuple[Array, Array]:
+        """The privacy loss and the upper mixture's density, from one pass over its components."""
+        upper = self._log_ratio(x, self.upper_means, self.upper_weights)[0]
+        lower = self._log_ratio(x, self.lower_means, self.lower_weights)[0]
+        return upper - lower, np.exp(upper + self._log_normal(x))
 
     def lower_density(self, x: Array) -> Array:
-        return self._density(x, self.lower_means, self.lower_weights)
+        density: Array = np.exp(self._log_ratio(x, self.lower_means, self.lower_weights)[0] + self._log_normal(x))
+        return density
 
     def upper_tail(self, x: float) -> float:
         """The upper mixture's mass above x."""
@@ -79,10 +87,8 @@ class Pair:
         """The lower mixture's mass above x."""
         return float(self.lower_weights @ special.ndtr((self.lower_means - x) / self.scale))
 
-    def _density(self, x: Array, means: Array, weights: Array) -> Array:
-        z = (x[:, None] - means) / self.scale
-        density: Array = np.exp(-0.5 * z * z) @ weights / (self.scale * math.sqrt(2 * math.pi))
-        return density
+    def _log_normal(self, x: Array) -> Array:
+        return -x * x / (2 * self.scale**2) - math.log(self.scale * math.sqrt(2 * math.pi))
 
     def _log_ratio(self, x: Array, means: Array, weights: Array) -> tuple[Array, Array]:
         """log(mixture(x)/N(x; 0, scale²)) and the posterior mean of the component's mean."""
@@ -114,9 +120,15 @@ class Pair:
 
 
 def _binomial(k: int, rate: float) -> tuple[Array, Array]:
+    """How many of k records are drawn, without the counts that never matter.
+
+    *Formal guarantees.* Dropped counts have a total weight below 1e-40, far below every tail that is cut off; dropping
+    them from a lower mixture only makes it smaller, which errs upwards.
+    """
     counts = np.arange(k + 1.0)
     weights = stats.binom.pmf(counts, k, rate)
-    return counts[weights > 0], weights[weights > 0]
+    keep = weights > 1e-42
+    return counts[keep], weights[keep]
 
 
 def substitution_pair(k: int, sampling_rate: float, noise_multiplier: float) -> Pair:
@@ -155,7 +167,11 @@ def fixed_size_pair(sampling_rate: float, noise_multiplier: float) -> Pair:
 
 
 def shift_pair(mu: float, participation: float = 1.0) -> Pair:
-    """N(μ, 1) against N(0, 1): a Gaussian mechanism; its own mirror image."""
+    """N(μ, 1) against N(0, 1).
+
+    *Formal guarantees.* Dominates every Gaussian mechanism that moves by at most μ standard deviations; it is its own
+    mirror image. With `participation` < 1 a public coin decides whether the mechanism runs at all.
+    """
     one = np.ones(1)
     return Pair(np.array([mu]), one, np.zeros(1), one, 1.0, participation=participation)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
 
@@ -25,18 +26,20 @@ class SelectionCurve:
     k: int
     orders: Array = field(repr=False)
     divergences: Array = field(repr=False)
-    rounding: float = 0.0
+    slack: float = 0.0
 
     def delta(self, epsilon: float) -> float:
         check_number("epsilon", epsilon, 0, math.inf, low_open=False)
-        return float(compute_delta(self.orders, self.divergences, epsilon)[0])
+        return min(1.0, float(compute_delta(self.orders, self.divergences, epsilon)[0]) + self.slack)
 
     def deltas(self, epsilons: Array) -> Array:
         return np.array([self.delta(float(epsilon)) for epsilon in epsilons])
 
     def epsilon(self, delta: float) -> float:
         check_delta(delta)
-        return float(compute_epsilon(self.orders, self.divergences, delta)[0])
+        if delta <= self.slack:
+            return math.inf
+        return float(compute_epsilon(self.orders, self.divergences, delta - self.slack)[0])
 
 
 def renyi(pair: Pair, orders: Array) -> Array:
@@ -61,6 +64,7 @@ def renyi(pair: Pair, orders: Array) -> Array:
     return np.maximum(0.0, seen / (orders - 1))
 
 
+@functools.lru_cache(maxsize=64)
 def selection_curve(selection: Selection, adjacency: str = "substitution", k: int = 1) -> SelectionCurve:
     """The curve of the winner when the number of runs was drawn from Poisson(`mean_runs`) before the first run.
 

@@ -58,6 +58,7 @@ class Setting:
     normaliser: str = "constant"
     coins: str = "os-entropy"
     accountant: str = "pld"
+    subject: str = ""  # what the run is about, in words
     sdp_variant: str = "sound"
     jft_phase1: str = "direct"
 
@@ -71,8 +72,10 @@ class Setting:
         for name in ("bloom_keyed", "record_local", "mask_consistent", "masks_escaped"):
             if not isinstance(getattr(self, name), bool):
                 raise BadInput(f"setting: {name} must be true or false")
-        if self.recall_class is not None and not isinstance(self.recall_class, str):
-            raise BadInput("setting: recall_class must be a description of a class of secrets")
+        if not isinstance(self.subject, str):
+            raise BadInput("setting: subject must be text")
+        if self.recall_class is not None and (not isinstance(self.recall_class, str) or not self.recall_class.strip()):
+            raise BadInput("setting: recall_class must describe a class of secrets in words")
         check_count("setting: private_records", self.private_records, high=10**15)
         check_count("setting: max_copies", self.max_copies)
         check_count("setting: changed_units", self.changed_units)
@@ -86,7 +89,11 @@ class Setting:
 
     @property
     def all_flagged(self) -> bool:
-        """Whether δ₂ = 0 by construction, for all secrets or for the class that `recall_class` names."""
+        """Whether δ₂ = 0 by construction, for all secrets or for the class that `recall_class` names.
+
+        *Formal guarantees.* If every record is private no missed secret becomes public; if the conservative policy flags
+        every secret of a class, none of that class does. Statements that use it must name the class.
+        """
         return self.conservative == "everything" or self.recall_class is not None
 
     @property
@@ -115,6 +122,16 @@ class Setting:
             return self.k_missed
         return 0 if self.dedup == "off" or self.order == "redact-dedup" else 1
 
+    @property
+    def repeats(self) -> str:
+        """How copies of one value count (guarantees §2)."""
+        if self.dedup == "off":
+            return "a value that occurs in r private records counts as k=r: every copy counts, since dedup is off"
+        factor = 2 if self.units_per_record == "several" and self.order == "redact-dedup" else 1
+        times = factor * self.max_copies
+        each = "k=r" if times == 1 else f"k={times}r"
+        return f"a value that survives dedup in r distinct units counts as {each}, however often they were repeated"
+
     def to_plain(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
@@ -130,11 +147,16 @@ class Setting:
             raise BadInput(f"setting: {str(error).split(') ')[-1]}") from None
 
 
-def refuse_unsound(setting: Setting) -> None:
+def refuse_unsound(setting: Setting, delta: float) -> None:
     """Raise `Refused` with the reason if no certificate can hold in this setting (guarantees §9)."""
     for applies, reason in _REFUSALS:
         if applies(setting):
             raise Refused(f"no certificate: {reason}")
+    if setting.dedup == "bloom" and setting.bloom_delta >= delta / 2:
+        raise Refused(
+            f"no certificate: the Bloom filter's false positives alone may cost delta {setting.bloom_delta:g}, of "
+            f"{delta:g} in all; give it more bits, or use exact dedup"
+        )
 
 
 _REFUSALS: tuple[tuple[Callable[[Setting], bool], str], ...] = (

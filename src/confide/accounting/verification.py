@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import BadInput, Contradiction
 from .certificate import VERSION, evidence_from_plain, issue
+from .events import check_number, short
 from .ledger import read_ledger
 
 TOLERANCE = 1e-6
@@ -40,22 +41,24 @@ def verify(path: str | Path, ledger_path: str | Path | None = None) -> Verified:
     if path.is_dir():
         path = path / "certificate.json"
     stated = load(path)
-    ledger = read_ledger(ledger_path or path.with_name("ledger.jsonl"))
     chain = stated.get("ledger")
-    if not isinstance(chain, Mapping):
-        raise BadInput(f"{path}: 'ledger' is missing, so that there is nothing to verify against")
-    if chain.get("length") != ledger.length:
+    if not isinstance(chain, Mapping) or not isinstance(chain.get("length"), int):
+        raise BadInput(f"{path}: 'ledger' does not say how long the ledger is, so that nothing can be verified")
+    ledger_path = Path(ledger_path or path.with_name("ledger.jsonl"))
+    if ledger_path.is_file() and ledger_path.stat().st_size == 0:
+        raise Contradiction(f"the ledger {ledger_path} is empty: its entries were cut off")
+    ledger = read_ledger(ledger_path)
+    if chain["length"] != ledger.length:
+        what = "entries were cut off" if ledger.length < chain["length"] else "entries were added later"
+        stated_length = short(chain["length"])
         raise Contradiction(
-            f"the ledger has {ledger.length} entries, the certificate was issued for {chain.get('length')}: "
-            + ("entries were cut off" if ledger.length < _int(chain.get("length")) else "entries were added later")
+            f"the ledger has {ledger.length} entries, the certificate was issued for {stated_length}: {what}"
         )
     if chain.get("head") != ledger.head:
         raise Contradiction("the ledger's head is not the one in the certificate: the ledger was rewritten")
     delta = stated.get("delta")
-    if not isinstance(delta, (int, float)) or isinstance(delta, bool):
-        raise BadInput(f"{path}: 'delta' must be a number")
-    subject = stated.get("subject")
-    rebuilt = issue(ledger, float(delta), _evidence(stated, path), subject if isinstance(subject, str) else "")
+    check_number(f"{path}: delta", delta, 0, 1)
+    rebuilt = issue(ledger, float(delta), _evidence(stated, path))  # type: ignore[arg-type]
     wrong = list(differences(stated, rebuilt))
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
@@ -67,20 +70,31 @@ def load(path: str | Path) -> dict[str, Any]:
     """Read a certificate file; refuse what is not one, or was written by a newer confide."""
     path = Path(path)
     try:
-        stated = json.loads(path.read_bytes())
+        stated = json.loads(path.read_bytes(), object_pairs_hook=_without_doubles)
     except OSError as error:
         raise BadInput(f"cannot read the certificate {path}: {error.strerror}") from None
     except (ValueError, RecursionError):
+        if path.suffix == ".jsonl":
+            raise BadInput(
+                f"{path} is a ledger, not a certificate; name the run directory or its certificate"
+            ) from None
         raise BadInput(f"{path} is not a certificate: it is not complete JSON; was it cut off?") from None
     if not isinstance(stated, dict) or "confide_certificate" not in stated:
         raise BadInput(f"{path} is not a certificate: it lacks 'confide_certificate'")
     version = stated["confide_certificate"]
     if version != VERSION:
         raise BadInput(
-            f"{path} has certificate schema {version!r}, this confide knows {VERSION}; verify it with the confide that "
+            f"{path} has certificate schema {short(version)}, this confide knows {VERSION}; verify it with the confide that "
             "wrote it, or a newer one"
         )
     return stated
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise Contradiction("the certificate names the same field twice, so that readers could see different values")
+    return found
 
 
 def _evidence(stated: Mapping[str, Any], path: Path) -> Any:
@@ -93,7 +107,7 @@ def _evidence(stated: Mapping[str, Any], path: Path) -> Any:
 def differences(stated: Any, rebuilt: Any, where: str = "") -> Iterator[str]:
     """Every leaf that differs, as one phrase each; numbers may differ by one part in a million."""
     if isinstance(rebuilt, Mapping) and isinstance(stated, Mapping):
-        for key in rebuilt.keys() | stated.keys():
+        for key in [*rebuilt, *(key for key in stated if key not in rebuilt)]:
             place = f"{where}.{key}" if where else str(key)
             if key not in stated:
                 yield f"{place} is missing"
@@ -104,8 +118,8 @@ def differences(stated: Any, rebuilt: Any, where: str = "") -> Iterator[str]:
     elif isinstance(rebuilt, list) and isinstance(stated, list):
         yield from _list_differences(stated, rebuilt, where)
     elif _is_number(rebuilt) and _is_number(stated):
-        if not math.isclose(stated, rebuilt, rel_tol=TOLERANCE, abs_tol=1e-12):
-            yield f"{where} says {stated:.6g}, recomputed {rebuilt:.6g}"
+        if abs(stated) > 1e300 or not math.isclose(stated, rebuilt, rel_tol=TOLERANCE, abs_tol=1e-12):
+            yield f"{where} says {short(stated)}, recomputed {rebuilt:.6g}"
     elif stated != rebuilt or type(stated) is not type(rebuilt):
         yield f"{where} differs from what the ledger implies"
 
@@ -133,10 +147,6 @@ def _name(item: Any) -> str | None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _int(value: Any) -> int:
-    return value if isinstance(value, int) else 0
 
 
 def _count_numbers(value: Any) -> int:
