@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 from dp_accounting.pld import common, pld_pmf
-from scipy import fft, optimize, special
+from scipy import fft, special
 
 from ..errors import BadInput
 from .events import Event, Noiseless, Step, check_count, check_number, flatten
@@ -26,12 +26,13 @@ from .pairs import Pair, dominating_pairs
 ACCOUNTANT = "privacy loss distribution of the dominating pairs, pessimistic, both directions (dp_accounting)"
 MIN_DELTA = 1e-9
 TAIL = 1e-15  # cut off in all steps together: far below δ/100 for every admissible δ, hence below δ/(100T) a step
-MAX_CELLS = 2**18
-MAX_GROUP_CELLS = 2**16  # groups: a coarser grid where rates are tiny, for speed
+# Cells a step at the most, and the share by which the grid may widen the composed loss's variance. Groups have a
+# coarser grid, for speed: a certificate holds a dozen of them.
+ONE_GRID = (2**18, 2e-4)
+GROUP_GRID = (2**15, 1e-3)
 MAX_POINTS = 2**24
 MAX_REACH = 300  # standard deviations between the neighbours, beyond which nothing is left to promise
 MAX_EPSILON = 1e5
-INFLATION = 2e-4  # the grid may widen the composed loss's variance by this share
 
 _RULE = np.polynomial.legendre.leggauss(4)
 _FINE_RULE = np.polynomial.legendre.leggauss(2)  # for panels so narrow that two points are exact to 1e-15
@@ -102,17 +103,12 @@ class Curve:
                 f"delta={delta:g} is too small for this many steps: floating-point error alone may reach "
                 f"{self.slack:.2g}; use a delta above {2.02 * self.slack:.2g} or fewer steps"
             )
-        # dp_accounting's own inversion walks the grid in Python; a dozen vectorised evaluations find the same root.
         target = delta - self.slack
         if self._bare_delta(0.0) <= target:
             return 0.0
-        high = 1.0
-        while self._bare_delta(high) > target:
-            high *= 2
-            if high > MAX_EPSILON:
-                return math.inf
-        root = optimize.brentq(lambda epsilon: self._bare_delta(epsilon) - target, 0.0, high, xtol=1e-9)
-        return float(root) + 2e-9
+        with np.errstate(over="ignore"):  # beyond ε ≈ 700 likelihood ratios overflow
+            found = max(float(pmf.get_epsilon_for_delta(target)) for pmf in self.directions)
+        return found if found <= MAX_EPSILON else math.inf
 
 
 def check_delta(delta: float) -> None:
@@ -163,7 +159,7 @@ def _curve(steps: tuple[Step, ...], adjacency: str, k: int, refine: int) -> Curv
         identity = pld_pmf.create_pmf({0: 1.0}, 1.0, infinity_mass=0.0, pessimistic_estimate=True)
         return Curve(adjacency, k, identity, identity)
     cut = TAIL / sum(count for _, _, count in pairs)
-    width = _grid_width(pairs, cut, MAX_CELLS if k == 1 else MAX_GROUP_CELLS) / refine
+    width = _grid_width(pairs, cut, *(ONE_GRID if k == 1 else GROUP_GRID)) / refine
     forward, rounding = _compose([(discretise(pair, width, cut), count) for pair, _, count in pairs])
     if all(pair is reverse for pair, reverse, _ in pairs):
         return Curve(adjacency, k, forward, forward, rounding)
@@ -188,8 +184,8 @@ def _panels(pair: Pair, low: float, high: float) -> Array:
     return np.linspace(low, high, max(2, math.ceil((high - low) / pair.scale * 16) + 1))
 
 
-def _grid_width(pairs: list[tuple[Pair, Pair, int]], cut: float, cells: int) -> float:
-    """The widest grid 2^-j that widens the composed loss's variance by at most INFLATION, within a number of cells."""
+def _grid_width(pairs: list[tuple[Pair, Pair, int]], cut: float, cells: int, inflation: float) -> float:
+    """The widest grid 2^-j that widens the composed loss's variance by at most a share, within a number of cells."""
     variance = 0.0
     samples: list[tuple[Array, Array, int]] = []
     span = 0.0
@@ -211,7 +207,7 @@ def _grid_width(pairs: list[tuple[Pair, Pair, int]], cut: float, cells: int) -> 
         for loss, mass, count in samples:
             place = np.mod(loss / width, 1.0)
             widened += count * float(mass @ (place * (1 - place))) * width**2
-        if widened <= INFLATION * variance or width / 2 < floor:
+        if widened <= inflation * variance or width / 2 < floor:
             return width
         exponent -= 1
 
@@ -305,7 +301,7 @@ def _self_compose(law: Law, count: int) -> tuple[pld_pmf.DensePLDPmf, float]:
     mean = float(law.masses @ places)
     spread = math.sqrt(max(float(law.masses @ (places - mean) ** 2), 1e-12) * count)
     # From heavy tails (a share of the grid) to the central limit (a few standard deviations of the composed law).
-    orders = np.geomspace(min(1 / len(places), 0.5 / spread), 60 / spread, 20)
+    orders = np.geomspace(min(1 / len(places), 0.5 / spread), 60 / spread, 12)
     low, high = common.compute_self_convolve_bounds(law.masses, count, TAIL, np.concatenate([-orders, orders]))
     size = high - low + 1
     if size > MAX_POINTS:
