@@ -28,7 +28,7 @@ from .accounting import (
 )
 from .accounting.calibration import enough
 from .accounting.curves import ACCOUNTANT, check_delta
-from .accounting.events import check_count, check_number
+from .accounting.events import MAX_STEPS, MIN_RATE, NOISE, check_count, check_number
 from .accounting.pairs import ADJACENCIES
 from .errors import BadInput
 
@@ -64,14 +64,16 @@ class Question:
             raise BadInput(f"--sampler must be one of {', '.join(SAMPLERS)}, got {self.sampler!r}")
         check_number("--confidence", self.confidence, 0.5, 0.999999, low_open=False)
         check_count("--group", self.group, high=200)
-        for name, low, high in (("sampling_rate", 0, 1), ("noise", 0, 1e9), ("epochs", 0, 1e7), ("epsilon", 0, 1e4)):
+        for name, low, high in (("epochs", 0, 1e7), ("epsilon", 0, 1e4), ("bayesian_epsilon", 0, 500)):
             if getattr(self, name) is not None:
                 check_number(_option(name), getattr(self, name), low, high)
-        if self.bayesian_epsilon is not None:
-            check_number("--bayesian-epsilon", self.bayesian_epsilon, 0, 1e4)
+        if self.sampling_rate is not None:
+            check_number("--sampling-rate", self.sampling_rate, MIN_RATE, 1, low_open=False)
+        if self.noise is not None:
+            check_number("--noise", self.noise, *NOISE, low_open=False)
         if self.labels_for is not None:
             check_number("--labels-for", self.labels_for, 1e-8, 1, low_open=False)
-        for name, most in (("steps", 10**9), ("records", 10**15), ("batch_size", self.records or 10**15)):
+        for name, most in (("steps", MAX_STEPS), ("records", 10**15), ("batch_size", self.records or 10**15)):
             if getattr(self, name) is not None:
                 check_count(_option(name), getattr(self, name), high=most)
 
@@ -116,7 +118,7 @@ def _evidence(question: Question) -> Redraws | None:
     missed, labels = question.misses
     check_count("--misses (labelled)", labels)
     check_count("--misses (missed)", missed, low=0, high=labels)
-    public = 0
+    public: int | None = None
     if question.public_misses is not None:
         public, public_labels = question.public_misses
         if public_labels != labels:

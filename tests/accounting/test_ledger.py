@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,11 +21,11 @@ from confide.accounting import (
     Selection,
     SelectiveGaussian,
     ShuffledGaussian,
+    curve,
     read_ledger,
 )
 from confide.accounting.events import flatten, from_plain, to_plain
-from confide.accounting.ledger import charge
-from confide.errors import BadInput, Contradiction
+from confide.errors import BadInput, Contradiction, Refused
 
 STEP = PoissonGaussian(0.1, 1.0)
 SETTING = {"method": "crt"}
@@ -196,16 +197,54 @@ def test_every_acknowledged_step_survives_kill_nine(tmp_path):
     os.close(sender)
 
 
-def test_stopping_early_is_charged_as_planned():
+def charged(tmp_path, planned, *spent):
+    path = tmp_path / "ledger.jsonl"
+    path.unlink(missing_ok=True)
+    with LedgerWriter.create(path, SETTING, [("train", planned)]) as writer:
+        for event in spent:
+            writer.append(event)
+    return read_ledger(path).charged()
+
+
+def test_stopping_early_is_charged_as_planned(tmp_path):
     planned = PoissonGaussian(0.1, 1.0, 100)
-    assert charge([planned], [PoissonGaussian(0.1, 1.0, 30)]) == (planned,)
-    assert charge([planned], [PoissonGaussian(0.1, 1.0, 130)]) == (PoissonGaussian(0.1, 1.0, 130),)
-    assert charge([planned], [PoissonGaussian(0.1, 2.0, 5)]) == (planned, PoissonGaussian(0.1, 2.0, 5))
+    assert charged(tmp_path, planned) == (planned,)
+    assert charged(tmp_path, planned, *[PoissonGaussian(0.1, 1.0, 10)] * 3) == (planned,)
 
 
-def test_tuning_runs_are_charged_one_by_one():
+@pytest.mark.parametrize(
+    "spent", [PoissonGaussian(0.1, 1.0, 101), PoissonGaussian(0.1, 2.0), PoissonGaussian(0.2, 1.0), Noiseless()]
+)
+def test_a_ledger_beyond_its_plan_is_refused(tmp_path, spent):
+    """ε(T) at a T that depends on the data is an odometer, not a bound: see the simulation below."""
+    with pytest.raises(Refused, match="exceed its plan"):
+        charged(tmp_path, PoissonGaussian(0.1, 1.0, 100), spent)
+
+
+def test_an_adaptive_number_of_steps_breaks_the_bound_of_the_steps_taken():
+    """Stop as soon as the loss exceeds the ε of the steps so far: the privacy loss then passes it far too often."""
+    rng = np.random.default_rng(0)
+    noise, delta, longest, runs = 20.0, 1e-3, 400, 20_000
+    checkpoints = [25, 50, 100, 200, 400]
+    epsilons = [curve([Gaussian(noise, steps)]).epsilon(delta) for steps in checkpoints]
+    mu = 2 / noise
+    losses = np.cumsum(rng.normal(mu**2 / 2, mu, size=(runs, longest)), axis=1)[:, [c - 1 for c in checkpoints]]
+    caught = np.maximum(0, -np.expm1(np.array(epsilons) - losses))
+    first = np.argmax(losses > np.array(epsilons), axis=1)
+    gained = np.where((losses > np.array(epsilons)).any(axis=1), caught[np.arange(runs), first], 0).mean()
+    assert gained > 1.5 * delta
+
+
+def test_tuning_runs_are_charged_one_by_one(tmp_path):
     runs = Selection((PoissonGaussian(0.1, 1.0, 50),), runs=7)
-    assert charge([runs], []) == (PoissonGaussian(0.1, 1.0, 350),)
+    assert charged(tmp_path, runs) == (PoissonGaussian(0.1, 1.0, 350),)
+
+
+def test_a_selection_over_random_runs_keeps_their_number_secret(tmp_path):
+    plan = Selection((PoissonGaussian(0.1, 1.0, 50),), mean_runs=5.0)
+    assert charged(tmp_path, plan, plan) == charged(tmp_path, plan) == (plan,)
+    with pytest.raises(Refused, match="secret"):
+        charged(tmp_path, plan, *[PoissonGaussian(0.1, 1.0, 50)] * 3)
 
 
 def test_every_state_release_of_selective_training_counts():
@@ -230,6 +269,7 @@ def test_every_state_release_of_selective_training_counts():
         {"kind": "poisson-gaussian", "sampling_rate": 0.1, "noise_multiplier": 1.0, "count": 0},
         {"kind": "poisson-gaussian", "sampling_rate": 0.1, "noise_multiplier": 1.0, "count": True},
         {"kind": "composed", "events": []},
+        {"kind": "poisson-gaussian", "sampling_rate": 0.1, "noise_multiplier": 10**400},
         {"kind": "composed", "events": "all"},
     ],
 )

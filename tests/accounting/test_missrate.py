@@ -6,7 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from confide.accounting import SKIPPED, Redraws, Review, Reviewed, labels_needed, redraw_bound, review_bound
+from confide.accounting import (
+    SKIPPED,
+    Redraws,
+    Review,
+    Reviewed,
+    labels_needed,
+    redraw_bound,
+    review_bound,
+    review_bounds_by_type,
+)
 from confide.errors import BadInput
 
 BETA = 0.05
@@ -121,6 +130,13 @@ def test_more_misses_never_lower_a_bound(labels, data):
     assert redraw_bound(missed, labels, beta) >= missed / labels
 
 
+def test_types_share_the_confidence():
+    reviews = {"name": [Reviewed(1, 0)] * 100, "phone": [Reviewed(1, 0)] * 50}
+    bounds = review_bounds_by_type(reviews, 1, BETA)
+    assert bounds["name"] == review_bound(reviews["name"], 1, BETA / 2)
+    assert bounds["phone"] > bounds["name"]
+
+
 def test_confidence_is_split_between_both_rates_unless_one_is_zero_by_construction():
     evidence = Redraws(200, 20, 0)
     assert evidence.bounds(all_flagged=True) == (redraw_bound(20, 200, BETA), 0.0)
@@ -143,6 +159,9 @@ def test_confidence_is_split_between_both_rates_unless_one_is_zero_by_constructi
         lambda: Redraws(10, 5, 6),
         lambda: Redraws(10, 5, confidence=1.0),
         lambda: Review(((1, 0, 1),), cap=1),
+        lambda: Review(((1, 1, -1),), cap=1),
+        lambda: Review((5,), cap=1),
+        lambda: review_bound([None], 4, BETA),
     ],
 )
 def test_impossible_counts_are_refused(make):

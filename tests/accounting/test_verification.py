@@ -144,6 +144,12 @@ def test_another_setting_than_the_ledgers_is_caught(run):
         verify(run)
 
 
+def test_whole_numbers_are_compared_exactly(run):
+    edit(run, lambda c: c["ledger"].update(steps=40.00001))
+    with pytest.raises(Contradiction, match=r"ledger\.steps"):
+        verify(run)
+
+
 @pytest.mark.parametrize("version", [2, 0, "1", None, 1.5])
 def test_another_schema_is_refused(run, version):
     edit(run, lambda c: c.update(confide_certificate=version))

@@ -54,11 +54,11 @@ MISTAKES = {
         "if True:",
         "accounting/test_certificate.py::test_a_keyed_bloom_filter_costs_its_false_positives",
     ),
-    "a selection that hides overspending": (
+    "steps beyond the plan": (
         "accounting/ledger.py",
-        "if run != [selection] and set(charge(selection.events, run)) != set(flatten(selection.events)):",
+        "if step.count > counts.get(_one(step), 0):",
         "if False:",
-        "accounting/test_certificate.py::test_a_random_selection_covers_the_winner_only",
+        "accounting/test_ledger.py::test_a_ledger_beyond_its_plan_is_refused",
     ),
     "amplification for shared batches": (
         "accounting/certificate.py",
@@ -104,8 +104,8 @@ MISTAKES = {
     ),
     "early stopping charged for the steps taken": (
         "accounting/ledger.py",
-        "counts[_one(step)] = max(counts.get(_one(step), 0), step.count)",
-        "counts[_one(step)] = step.count",
+        "return tuple(planned)\n",
+        "return tuple(flatten(event for name, event in self.spent if name == phase))\n",
         "accounting/test_certificate.py::test_early_stopping_is_charged_to_the_end",
     ),
     "hidden states not counted": (

@@ -1,6 +1,6 @@
 """Accounting: from what a run did to what may be promised about it. Reads alone; imports no torch."""
 
-from .audit import many_run_lower_bound, one_run_lower_bound, one_run_reach
+from .audit import hold_against, many_run_lower_bound, one_run_lower_bound, one_run_reach
 from .bayesian import corpus_epsilon, jft_epsilon, slot_epsilon
 from .calibration import batch_choices, most_steps, smallest_noise
 from .ceilings import Ceilings
@@ -18,7 +18,16 @@ from .events import (
     ShuffledGaussian,
 )
 from .ledger import Ledger, LedgerWriter, read_ledger
-from .missrate import SKIPPED, Redraws, Review, Reviewed, labels_needed, redraw_bound, review_bound
+from .missrate import (
+    SKIPPED,
+    Redraws,
+    Review,
+    Reviewed,
+    labels_needed,
+    redraw_bound,
+    review_bound,
+    review_bounds_by_type,
+)
 from .selection import SelectionCurve, any_curve, selection_curve
 from .setting import Setting
 from .verification import Verified, verify
@@ -48,6 +57,7 @@ __all__ = [
     "batch_choices",
     "corpus_epsilon",
     "curve",
+    "hold_against",
     "issue",
     "jft_epsilon",
     "labels_needed",
@@ -58,6 +68,7 @@ __all__ = [
     "read_ledger",
     "redraw_bound",
     "review_bound",
+    "review_bounds_by_type",
     "selection_curve",
     "slot_epsilon",
     "smallest_noise",

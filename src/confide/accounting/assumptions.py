@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .missrate import Redraws, Review
-from .pairs import ADJACENCIES
 from .setting import Setting
 
 _SAMPLERS = {
@@ -18,7 +17,7 @@ _SAMPLERS = {
 def assumptions(setting: Setting, evidence: Redraws | Review | None, selected: bool = False) -> list[dict[str, str]]:
     """The assumptions under which the certificate's numbers hold, each with a stable id."""
     found = {
-        "adjacency": f"Neighbouring corpora: {ADJACENCIES[setting.adjacency]}. A secret lies inside one record; one that "
+        "adjacency": f"Neighbouring corpora: {setting.neighbours}. A secret lies inside one record; one that "
         "straddles a split counts as two records.",
         "sampler": _SAMPLERS[setting.sampler],
         "clipping": f"Each record's contribution to a step has norm at most {setting.clipping_norm:g}, rounding included.",
@@ -34,7 +33,8 @@ def assumptions(setting: Setting, evidence: Redraws | Review | None, selected: b
     if selected:
         found["selection"] = (
             "The number of runs was drawn from the ledger's Poisson distribution before the first run; each run stayed "
-            "within the plan; the other runs, their number and all intermediate states stay secret."
+            "within the plan; the winner was chosen by public data or the runs' outputs; the other runs, their number, "
+            "their ledgers and all intermediate states stay secret."
         )
     if setting.k_detected == 0:
         found["mask-consistency"] = (
@@ -54,6 +54,16 @@ def assumptions(setting: Setting, evidence: Redraws | Review | None, selected: b
         )
     if setting.method == "sdp":
         found["mask-pattern"] = "Neighbouring corpora have equal lengths and equal mask patterns."
+    if setting.method == "sdp" and setting.sdp_variant == "sound":
+        found["selective-passes"] = (
+            "Public and private passes draw independent batches, the state is reset before public segments, and all "
+            "private tokens of a record give one clipped gradient."
+        )
+    if setting.dedup in ("exact", "bloom"):
+        found["dedup"] = (
+            "A duplicate keeps its place as a mask-only record; or, if it is deleted, sampling rate and step count are "
+            "constants that do not depend on how many remain."
+        )
     if isinstance(evidence, Redraws):
         found["evidence"] = (
             "The labelled redraws are independent draws of the secret into the very slot the claim is about, counted by "
@@ -62,7 +72,8 @@ def assumptions(setting: Setting, evidence: Redraws | Review | None, selected: b
     if isinstance(evidence, Review):
         found["evidence"] = (
             "Reviewed records were drawn uniformly with replacement from public and private records before dedup, and "
-            "the reviewer found every secret in them; labels used to tune a policy are not among them."
+            "the reviewer found every secret in them; a secret counts as missed if masking it by hand would change the "
+            "screened record; labels used to tune a policy are not among them."
         )
     return [{"id": name, "text": text} for name, text in found.items()]
 

@@ -7,11 +7,13 @@ the largest value an audit of that size could ever show.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from scipy import optimize, stats
 
-from ..errors import BadInput
+from ..errors import BadInput, Contradiction
 from .events import check_count, check_number
 from .missrate import check_beta, redraw_bound
 
@@ -22,6 +24,7 @@ def one_run_p_value(canaries: int, guesses: int, right: int, epsilon: float, del
     *Formal guarantees.* Valid for `canaries` independent fair coins, each deciding whether its canary is present or
     masked, and a number of guesses fixed beforehand; flipping one coin is our adjacency at k=1.
     """
+    check_number("epsilon", epsilon, 0, 700, low_open=False)
     rate = 1 / (1 + math.exp(-epsilon))
     slack = 0.0
     if right and delta > 0:
@@ -56,6 +59,7 @@ def one_run_lower_bound(canaries: int, guesses: int, right: int, delta: float, b
 
 def one_run_reach(canaries: int, delta: float, beta: float = 0.05, guesses: int | None = None) -> float:
     """The largest bound that a perfect guesser could show; over all numbers of guesses unless one is given."""
+    check_count("canaries", canaries)
     if guesses is not None:
         return one_run_lower_bound(canaries, guesses, guesses, delta, beta)
     counts = {round(n) for n in np.geomspace(1, canaries, 60)} | {canaries}
@@ -82,3 +86,18 @@ def many_run_lower_bound(
         if good > delta and bad > 0:
             bounds.append(math.log((good - delta) / bad))
     return max(bounds)
+
+
+def hold_against(lower_bound: float, certificate: Mapping[str, Any]) -> None:
+    """Raise `Contradiction` if an audit's lower bound exceeds the certificate's ε for one record.
+
+    *Formal guarantees.* The audit's canaries must be those of the certificate's adjacency at k=1. At the audit's
+    confidence, a contradiction means that the run did not do what its ledger says.
+    """
+    promised = [g["epsilon"] for g in certificate["guarantees"] if g["name"] in ("group", "selective") and g["k"] == 1]
+    if not promised or promised[0] is None:
+        raise BadInput("the certificate holds no finite epsilon for one record to compare an audit with")
+    if lower_bound > promised[0]:
+        raise Contradiction(
+            f"the audit shows epsilon of at least {lower_bound:.3g}, the certificate promises at most {promised[0]:.3g}"
+        )

@@ -73,7 +73,7 @@ def smallest_noise(
     0.05, or ten curves did not suffice to close the bracket, a noise smaller by one part in a thousand was evaluated
     and fails.
     """
-    check_number("epsilon", epsilon, 0, 1e4)
+    check_number("epsilon", epsilon, 0, 500 if gamma is not None else 1e4)
     check_delta(delta)
     check_count("k", k)
     PoissonGaussian(sampling_rate, 1.0, steps)
@@ -130,8 +130,8 @@ def _next(values: dict[float, float], target: float, good: float, bad: float) ->
     step = math.log(target / max(values[near[0]], 1e-300)) / slope
     # Aim a little to the safe side, so that the bracket closes from both ends.
     noise = near[0] * math.exp(min(max(step, -1.5), 1.5)) * (1.0004 if values[near[0]] > target else 0.9996)
-    if bad > 0 and math.isfinite(good) and not bad < noise < good:
-        noise = math.sqrt(bad * good)
+    if math.isfinite(good) and (not bad < noise < good or noise in values):
+        noise = math.sqrt(max(bad, MIN_NOISE) * good)
     return min(max(noise, MIN_NOISE), MAX_NOISE)
 
 

@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from ..errors import BadInput
 from .curves import Array, PrivacyCurve
 from .events import check_count, check_number
 
@@ -29,6 +30,8 @@ class Ceilings:
         *Formal guarantees.* Each ε of the grid gives a valid bound; a coarse grid is looser, never wrong.
         """
         p = np.atleast_1d(np.asarray(fpr, dtype=float))
+        if not np.all((p >= 0) & (p <= 1)):
+            raise BadInput("a false-positive rate lies between 0 and 1")
         lines = np.exp(self._epsilons) * p[:, None] + self._deltas
         best: Array = np.minimum(1.0, lines.min(axis=1))
         return best

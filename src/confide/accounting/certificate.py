@@ -25,8 +25,7 @@ from .events import FixedSizeGaussian, Noiseless, SelectiveGaussian, to_plain
 from .guarantees import Accounts, AnyCurve, Evidence, guarantees, one_run_steps, up
 from .ledger import Ledger
 from .missrate import SKIPPED, Redraws, Review
-from .pairs import ADJACENCIES
-from .selection import SelectionCurve
+from .selection import SELECTION_ACCOUNTANT, SelectionCurve
 from .setting import Setting, refuse_unsound
 
 VERSION = 1
@@ -52,10 +51,10 @@ def issue(ledger: Ledger, delta: float, evidence: Evidence | None = None) -> dic
         "subject": setting.subject,
         "method": setting.method,
         "delta": delta,
-        "adjacency": {"name": setting.adjacency, "meaning": ADJACENCIES[setting.adjacency]},
+        "adjacency": {"name": setting.adjacency, "meaning": setting.neighbours},
         "unit": setting.unit,
         "sampler": setting.sampler,
-        "accountant": ACCOUNTANT,
+        "accountant": SELECTION_ACCOUNTANT if isinstance(main, SelectionCurve) else ACCOUNTANT,
         "setting": setting.to_plain(),
         "ledger": {
             "length": ledger.length,
@@ -96,6 +95,8 @@ def write(certificate: Mapping[str, Any], path: str | Path) -> None:
         os.replace(draft, path)
     except OSError as error:
         raise ConfideError(f"cannot write the certificate {path}: {error.strerror}") from None
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _refuse_ledger(accounts: Accounts) -> None:
@@ -131,6 +132,8 @@ def _refuse_ledger(accounts: Accounts) -> None:
             raise Refused("no certificate: fixed-size batches are proven for k=1 only; sample with Poisson")
         if isinstance(step, SelectiveGaussian) and step.participation < 1 and setting.k_missed > 1:
             raise Refused("no certificate: public participation at random is proven for k=1 only")
+    if setting.method == "jft" and setting.jft_phase1 == "noised" and not accounts.steps("phase1"):
+        raise Refused("no certificate: phase 1 is said to be noised, but the ledger holds no step of it")
     if setting.method == "jft" and all(isinstance(step, Noiseless) for step in accounts.steps("phase2")):
         raise Refused("no certificate: the jft ledger holds no noised step of phase 2")
 
@@ -145,7 +148,12 @@ def _refuse_evidence(setting: Setting, evidence: Evidence | None) -> None:
             "leave the evidence out"
         )
     if isinstance(evidence, Redraws):
-        public = evidence.missed_public
+        public = evidence.missed_public or 0
+        if evidence.missed_public is None and not setting.all_flagged and setting.method == "crt":
+            raise Refused(
+                "no certificate: the evidence does not say how many missed secrets became public; count them "
+                "(missed_public), since the conservative policy does not flag everything by construction"
+            )
     else:
         public = sum(int(record[2]) for record in evidence.records if record != SKIPPED)
     if public and setting.all_flagged:

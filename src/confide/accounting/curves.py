@@ -30,9 +30,10 @@ TAIL = 1e-15  # cut off in all steps together: far below δ/100 for every admiss
 # coarser grid, for speed: a certificate holds a dozen of them.
 ONE_GRID = (2**18, 2e-4)
 GROUP_GRID = (2**15, 1e-3)
-MAX_POINTS = 2**24
+MAX_POINTS = 2**23
+MAX_GROUP = 200
 MAX_REACH = 300  # standard deviations between the neighbours, beyond which nothing is left to promise
-MAX_EPSILON = 1e5
+MAX_EPSILON = 600.0  # beyond, likelihood ratios leave floating point and a guarantee means nothing
 
 _RULE = np.polynomial.legendre.leggauss(4)
 _FINE_RULE = np.polynomial.legendre.leggauss(2)  # for panels so narrow that two points are exact to 1e-15
@@ -67,16 +68,21 @@ class Curve:
 
     *Formal guarantees.* For every ε ≥ 0, `delta(ε)` is an upper bound of the hockey-stick divergence of the released
     iterates on any two neighbours, in both directions; `epsilon(δ)` inverts that bound. Discretisation and cut-off
-    tails err upwards. `slack` is added to every δ: four times the expected floating-point error of the composition (an
+    tails err upwards. `slack` is added to every δ: an allowance for the floating-point error of the composition (an
     estimate with a margin, checked against extended precision, not a worst-case bound), and whatever else may fail.
-    δ outside [1e-9, 1) is refused, and so is a δ that the slack could swallow.
+    δ outside [1e-9, 1) is refused, and so is a δ of less than twenty times that allowance.
     """
 
     adjacency: str
     k: int
     forward: pld_pmf.PLDPmf = field(repr=False)
     backward: pld_pmf.PLDPmf = field(repr=False)
-    slack: float = 0.0
+    rounding: float = 0.0
+    failure: float = 0.0  # the probability that something outside the training fails, such as a Bloom filter
+
+    @property
+    def slack(self) -> float:
+        return self.rounding + self.failure
 
     @property
     def directions(self) -> tuple[pld_pmf.PLDPmf, ...]:
@@ -92,21 +98,30 @@ class Curve:
 
     def deltas(self, epsilons: Array) -> Array:
         """`delta` for many values in ascending order."""
-        worst: Array = np.max([pmf.get_delta_for_epsilon(list(epsilons)) for pmf in self.directions], axis=0)
-        return np.clip(np.maximum(worst, 0.0) + self.slack, 0.0, 1.0)
+        epsilons = np.asarray(epsilons, dtype=float)
+        if np.any(np.diff(epsilons) < 0) or not np.all(np.isfinite(epsilons)) or np.any(epsilons < 0):
+            raise BadInput("epsilons must be finite, not negative and in ascending order")
+        small, large = epsilons[epsilons <= 600], epsilons[epsilons > 600]  # e^ε must stay finite
+        worst = np.zeros(len(small))
+        if len(small):
+            worst = np.max([pmf.get_delta_for_epsilon(list(small)) for pmf in self.directions], axis=0)
+        found: Array = np.clip(np.maximum(worst, 0.0) + self.slack, 0.0, 1.0)
+        return np.concatenate([found, [self.delta(float(epsilon)) for epsilon in large]])
 
     def epsilon(self, delta: float) -> float:
         """The smallest proven ε at this δ; infinite where none is finite."""
         check_delta(delta)
-        if delta <= 2 * self.slack:
+        if delta <= 20 * self.rounding:
             raise BadInput(
-                f"delta={delta:g} is too small for this many steps: floating-point error alone may reach "
-                f"{self.slack:.2g}; use a delta above {2.02 * self.slack:.2g} or fewer steps"
+                f"delta={delta:g} is too small for this many steps: floating-point error may reach "
+                f"{self.rounding:.2g}; use a delta above {20.2 * self.rounding:.2g} or fewer steps"
             )
+        if delta <= self.slack:
+            return math.inf
         target = delta - self.slack
         if self._bare_delta(0.0) <= target:
             return 0.0
-        with np.errstate(over="ignore"):  # beyond ε ≈ 700 likelihood ratios overflow
+        with np.errstate(over="ignore"):
             found = max(float(pmf.get_epsilon_for_delta(target)) for pmf in self.directions)
         return found if found <= MAX_EPSILON else math.inf
 
@@ -144,7 +159,8 @@ def curve(events: Iterable[Event], adjacency: str = "substitution", k: int = 1, 
     >>> round(curve([PoissonGaussian(0.03125, 1.0, 320)]).epsilon(8e-5), 2)
     4.78
     """
-    check_count("k", k)
+    check_count("k", k, high=MAX_GROUP)
+    check_count("refine", refine, high=1000)
     return _curve(tuple(flatten(events)), adjacency, k, refine)
 
 
@@ -318,10 +334,10 @@ def _self_compose(law: Law, count: int) -> tuple[pld_pmf.DensePLDPmf, float]:
 
 
 def _rounding(count: int, size: int, norm: float) -> float:
-    """Four times the expected L1 error of a `count`-fold convolution by Fourier transform on `size` points.
+    """An allowance for the L1 error of a `count`-fold convolution by Fourier transform on `size` points.
 
-    A transform of a probability vector has errors of about u·log₂(size) a frequency, which the power magnifies
-    `count`-fold where the transform is near 1; by Parseval the L1 error on the grid is at most √size times the L2
-    norm of the composed law times that.
+    Each frequency of a probability vector's transform has an error of about u, which the power magnifies `count`-fold
+    where the transform is near 1; by Parseval the L1 error on the grid is about √size times the L2 norm of the composed
+    law times that. Four times this is eight times and more of what extended precision shows.
     """
-    return 4 * float(np.finfo(float).eps) * count * math.log2(size + 1) * math.sqrt(size) * norm
+    return 4 * float(np.finfo(float).eps) * count * math.sqrt(size) * norm

@@ -15,7 +15,9 @@ from typing import Any, ClassVar
 
 from ..errors import BadInput
 
-MAX_STEPS = 10**9
+MAX_STEPS = 10**8
+MIN_RATE = 1e-9
+NOISE = (0.01, 1e6)  # below, nothing is promised; above, nothing is learned
 
 
 def check_number(name: str, value: Any, low: float, high: float, *, low_open: bool = True) -> None:
@@ -55,8 +57,8 @@ class PoissonGaussian:
     count: int = 1
 
     def __post_init__(self) -> None:
-        check_number("sampling_rate", self.sampling_rate, 0, 1)
-        check_number("noise_multiplier", self.noise_multiplier, 0, math.inf)
+        check_number("sampling rate", self.sampling_rate, MIN_RATE, 1, low_open=False)
+        check_number("noise multiplier", self.noise_multiplier, *NOISE, low_open=False)
         check_count("steps", self.count)
 
 
@@ -71,8 +73,8 @@ class FixedSizeGaussian:
     count: int = 1
 
     def __post_init__(self) -> None:
-        check_number("sampling_rate", self.sampling_rate, 0, 1)
-        check_number("noise_multiplier", self.noise_multiplier, 0, math.inf)
+        check_number("sampling rate", self.sampling_rate, MIN_RATE, 1, low_open=False)
+        check_number("noise multiplier", self.noise_multiplier, *NOISE, low_open=False)
         check_count("steps", self.count)
 
 
@@ -86,7 +88,7 @@ class ShuffledGaussian:
     epochs: int = 1
 
     def __post_init__(self) -> None:
-        check_number("noise_multiplier", self.noise_multiplier, 0, math.inf)
+        check_number("noise multiplier", self.noise_multiplier, *NOISE, low_open=False)
         check_count("epochs", self.epochs)
 
     @property
@@ -104,7 +106,7 @@ class Gaussian:
     count: int = 1
 
     def __post_init__(self) -> None:
-        check_number("noise_multiplier", self.noise_multiplier, 0, math.inf)
+        check_number("noise multiplier", self.noise_multiplier, *NOISE, low_open=False)
         check_count("count", self.count)
 
 
@@ -127,14 +129,14 @@ class SelectiveGaussian:
     count: int = 1
 
     def __post_init__(self) -> None:
-        check_number("noise_multiplier", self.noise_multiplier, 0, math.inf)
+        check_number("noise multiplier", self.noise_multiplier, *NOISE, low_open=False)
         check_count("segments", self.segments)
         check_count("states", self.states, low=0)
         if self.states and self.state_noise_multiplier is None:
             raise BadInput("state_noise_multiplier is missing: states that are released must be noised")
         if self.state_noise_multiplier is not None:
-            check_number("state_noise_multiplier", self.state_noise_multiplier, 0, math.inf)
-        check_number("participation", self.participation, 0, 1)
+            check_number("state noise multiplier", self.state_noise_multiplier, *NOISE, low_open=False)
+        check_number("participation", self.participation, MIN_RATE, 1, low_open=False)
         check_count("count", self.count)
 
     @property
@@ -164,8 +166,7 @@ class Composed:
     count: int = 1
 
     def __post_init__(self) -> None:
-        if not self.events:
-            raise BadInput("a composed event needs at least one event inside")
+        _check_inner(self.events)
         check_count("count", self.count)
 
 
@@ -184,8 +185,7 @@ class Selection:
     mean_runs: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.events:
-            raise BadInput("a selection needs at least one event inside")
+        _check_inner(self.events)
         check_count("runs", self.runs)
         if self.mean_runs is not None:
             check_number("mean_runs", self.mean_runs, 0, 1e6)
@@ -216,6 +216,11 @@ KINDS: dict[str, Any] = {
         Selection,
     )
 }
+
+
+def _check_inner(events: tuple[Event, ...]) -> None:
+    if not isinstance(events, tuple) or not events or not all(isinstance(e, tuple(KINDS.values())) for e in events):
+        raise BadInput("a composed event or a selection holds a tuple of at least one event")
 
 
 def to_plain(event: Event) -> dict[str, Any]:
@@ -267,6 +272,8 @@ def flatten(events: Iterable[Event]) -> list[Step]:
     counts: dict[Step, int] = {}
 
     def add(event: Event, times: int) -> None:
+        if not isinstance(event, tuple(KINDS.values())):
+            raise BadInput(f"{short(event)} is not an event")
         if isinstance(event, Selection):
             if event.mean_runs is not None:
                 raise BadInput(

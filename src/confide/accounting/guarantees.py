@@ -36,13 +36,15 @@ class Accounts:
     def curve(self, k: int, phase: str | None = None) -> AnyCurve:
         """The curve of a phase, or of all, for k records.
 
-        *Formal guarantees.* Includes what a Bloom filter may cost: for a key that is no false positive the runs agree
-        with exact dedup, and the others have probability at most `bloom_delta`, which is added to every δ.
+        *Formal guarantees.* Includes what a Bloom filter may cost: for a key without false positives among the n+k units
+        of both corpora the runs agree with exact dedup; other keys have probability at most (n+k)/(n+1) times
+        `bloom_delta`, which is added to every δ.
         """
         found = any_curve(self.ledger.charged(phase), self.setting.adjacency, k)
         if self.setting.dedup != "bloom":
             return found
-        return dataclasses.replace(found, slack=found.slack + self.setting.bloom_delta)
+        records = self.setting.private_records
+        return dataclasses.replace(found, failure=self.setting.bloom_delta * (records + k) / (records + 1))
 
     @property
     def conditional(self) -> bool:
@@ -195,8 +197,9 @@ def _bayesian(accounts: Accounts, delta: float, evidence: Evidence) -> dict[str,
     of_class = "" if setting.recall_class is None else f" of the class flagged by construction ({setting.recall_class})"
     if setting.method == "jft":
         total, epsilon = _jft(accounts, delta, gamma)
+        where = "into the labelled slot" if isinstance(evidence, Redraws) else "from the corpus"
         sentence = (
-            f"{sure}, for a secret drawn at random, which phase 1 missed with probability at most {up(gamma)}, "
+            f"{sure}, for a secret drawn at random {where}, which phase 1 missed with probability at most {up(gamma)}, "
             f"{_odds(epsilon, total)}. Phase 2 trains on the original text, so that epsilon is never below its own."
         )
     else:

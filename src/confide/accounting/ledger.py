@@ -52,38 +52,32 @@ class Ledger:
         return tuple(dict.fromkeys(phase for phase, _ in (*self.planned, *self.spent)))
 
     def charged(self, phase: str | None = None) -> tuple[Event, ...]:
-        """What the certificate counts, in one phase or in all: for each kind of step the larger of planned and spent.
+        """What the certificate counts, in one phase or in all: everything that was planned.
 
         *Formal guarantees.* A run that stops early, or whose best checkpoint is chosen, is charged as if it had run to
-        the end (guarantees §7), since when it stopped may depend on what it saw. Steps beyond the plan count too. A plan
-        that selects the best of a random number of runs is charged as that selection, whatever number was drawn; each
-        run is then a phase of its own, and a run that took more than the plan's steps raises.
+        the end (guarantees §7), since when it stopped may depend on what it saw. For the same reason a ledger that went
+        beyond its plan raises: a budget whose size depends on the data is an odometer, for which ε(T) is no bound. A
+        selection over a random number of runs is one entry, because the number of runs must stay secret.
         """
         selection = self.planned[0][1] if len(self.planned) == 1 else None
         if isinstance(selection, Selection) and selection.mean_runs is not None:
-            for name in dict.fromkeys(name for name, _ in self.spent):
-                run = [event for other, event in self.spent if other == name]
-                if run != [selection] and set(charge(selection.events, run)) != set(flatten(selection.events)):
-                    raise Refused(
-                        f"the ledger's phase {name!r} took steps beyond the plan of one run; a selection over a random "
-                        "number of runs needs a phase for each run, within the plan"
-                    )
+            if [event for _, event in self.spent] not in ([], [selection]):
+                raise Refused(
+                    "no certificate: the ledger of a selection over a random number of runs must hold that selection as "
+                    "its only entry; entries for each run would show how many there were, which must stay secret"
+                )
             return (selection,)
         if phase is None:
             return tuple(event for name in self.phases for event in self.charged(name))
-        planned = [event for name, event in self.planned if name == phase]
-        return charge(planned, [event for name, event in self.spent if name == phase])
-
-
-def charge(planned: Iterable[Event], spent: Iterable[Event]) -> tuple[Event, ...]:
-    """For each kind of step the larger of the two counts.
-
-    *Formal guarantees.* At least what was planned and at least what was spent, of every kind (see `Ledger.charged`).
-    """
-    counts = {_one(step): step.count for step in flatten(planned)}
-    for step in flatten(spent):
-        counts[_one(step)] = max(counts.get(_one(step), 0), step.count)
-    return tuple(with_count(step, count) for step, count in counts.items())
+        planned = flatten(event for name, event in self.planned if name == phase)
+        counts = {_one(step): step.count for step in planned}
+        for step in flatten(event for name, event in self.spent if name == phase):
+            if step.count > counts.get(_one(step), 0):
+                raise Refused(
+                    f"no certificate: phase {phase!r} took {step.count:,} steps of a kind of which "
+                    f"{counts.get(_one(step), 0):,} were planned; a ledger must not exceed its plan"
+                )
+        return tuple(planned)
 
 
 def _one(step: Step) -> Step:

@@ -8,7 +8,7 @@ at every moment and for every dependence inside a record.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,21 +88,24 @@ def review_bound(records: Iterable[Reviewed | str], cap: int, beta: float) -> fl
             if record != SKIPPED:
                 raise BadInput(f"review {number} must be a Reviewed record or 'skipped'")
             record = Reviewed(cap, cap)
-        if record.secrets > cap:
+        if isinstance(record, Reviewed) and record.secrets > cap:
             raise BadInput(
                 f"review {number} counts {record.secrets} secrets, more than the cap of {cap} announced beforehand; "
                 f"count {cap} of them, chosen at random"
             )
+        if not isinstance(record, Reviewed):
+            raise BadInput(f"review {number} must be a Reviewed record or 'skipped'")
         rows.append((record.secrets, record.missed))
     if not rows:
         return 1.0
-    secrets, missed = np.array(rows, dtype=float).T
+    kinds, times = np.unique(np.array(rows, dtype=float), axis=0, return_counts=True)
+    secrets, missed = kinds.T
     # A fixed mixture over λ: half of it log-spaced for small rates, half linear for large ones.
     lambdas = np.concatenate([np.geomspace(1e-3, 1, 40), np.linspace(0.025, 1, 40)]) / cap
 
     def evidence(rate: float) -> float:
         with np.errstate(divide="ignore"):
-            wealth = np.log1p(lambdas * (rate * secrets - missed)[:, None]).sum(axis=0)
+            wealth = times @ np.log1p(lambdas * (rate * secrets - missed)[:, None])
         return float(special.logsumexp(wealth)) - math.log(len(lambdas) / beta)
 
     # The evidence against a rate rises with the rate, so that the rejected rates are an interval up to 1.
@@ -111,21 +114,32 @@ def review_bound(records: Iterable[Reviewed | str], cap: int, beta: float) -> fl
     return min(1.0, float(optimize.brentq(evidence, 0.0, 1.0, xtol=1e-12)) + 1e-9)
 
 
+def review_bounds_by_type(reviews: Mapping[str, Iterable[Reviewed | str]], cap: int, beta: float) -> dict[str, float]:
+    """A bound for each type of secret.
+
+    *Formal guarantees.* β is split evenly, so that all bounds hold together with probability at least 1−β.
+    """
+    if not reviews:
+        raise BadInput("there are no types of secrets to bound")
+    return {name: review_bound(records, cap, beta / len(reviews)) for name, records in reviews.items()}
+
+
 @dataclass(frozen=True)
 class Redraws:
     """Evidence for one slot: the secret redrawn into the same record `labels` times and screened twice each time."""
 
     labels: int
     missed: int
-    missed_public: int = 0
+    missed_public: int | None = None  # None: not counted, which only a structurally complete policy allows
     confidence: float = 0.95
 
     def __post_init__(self) -> None:
         _check_confidence(self.confidence)
         redraw_bound(self.missed, self.labels, 1 - self.confidence)
-        check_count("missed_public", self.missed_public, low=0)
-        if self.missed_public > self.missed:
-            raise BadInput("missed_public counts misses that became public: it cannot exceed missed")
+        if self.missed_public is not None:
+            check_count("missed_public", self.missed_public, low=0)
+            if self.missed_public > self.missed:
+                raise BadInput("missed_public counts misses that became public: it cannot exceed missed")
 
     def bounds(self, all_flagged: bool) -> tuple[float, float]:
         """γ̄ and δ̄₂, jointly valid at the confidence.
@@ -137,6 +151,8 @@ class Redraws:
         if all_flagged:
             return redraw_bound(self.missed, self.labels, beta), 0.0
         gamma = redraw_bound(self.missed, self.labels, beta / 2)
+        if self.missed_public is None:
+            return gamma, gamma
         return gamma, min(gamma, redraw_bound(self.missed_public, self.labels, beta / 2))
 
 
@@ -153,9 +169,16 @@ class Review:
 
     def __post_init__(self) -> None:
         _check_confidence(self.confidence)
+        check_count("cap", self.cap)
+        if not isinstance(self.records, tuple):
+            raise BadInput("a review must be a tuple of records")
         for number, record in enumerate(self.records, start=1):
-            if record != SKIPPED and (isinstance(record, str) or len(record) != 3 or record[2] > record[1]):
+            if record == SKIPPED:
+                continue
+            if not isinstance(record, tuple) or len(record) != 3:
                 raise BadInput(f"review {number} must be [secrets, missed, missed and public] or 'skipped'")
+            Reviewed(record[0], record[1])
+            check_count("missed and public", record[2], low=0, high=record[1])
 
     def bounds(self, all_flagged: bool) -> tuple[float, float]:
         """γ̄ and δ̄₂ for the corpus.

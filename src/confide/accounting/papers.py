@@ -68,7 +68,7 @@ def two_hop_epsilon(add_remove: Curve, delta: float) -> float:
     """Substitution as a removal and an addition: the best ε₁+ε₂ with δ(ε₁)+e^{ε₁}δ(ε₂) ≤ δ. Valid, but loose."""
     check_delta(delta)
     epsilons = np.arange(0, 60, 5e-3)
-    deltas = replace(add_remove, slack=0.0).deltas(epsilons)
+    deltas = replace(add_remove, rounding=0.0).deltas(epsilons)
     rest = (delta - deltas) * np.exp(-epsilons)
     second = np.searchsorted(-deltas, -rest)  # the first ε₂ whose δ fits into the rest
     fits = (rest > 0) & (second < len(epsilons))
@@ -80,7 +80,7 @@ def _hops(one: Curve, k: int, delta: float, log_factor: Callable[[Array], Array]
     check_delta(delta)
     epsilons = np.arange(1e-3, min(60.0, 600 / k), 1e-3)
     with np.errstate(divide="ignore"):
-        deltas = np.log(replace(one, slack=0.0).deltas(epsilons))  # the allowance would drown values this small
+        deltas = np.log(replace(one, rounding=0.0).deltas(epsilons))  # the allowance would drown values this small
     fits = np.flatnonzero(deltas + log_factor(epsilons) <= math.log(delta))
     return k * float(epsilons[fits[0]]) if len(fits) else math.inf
 

@@ -11,10 +11,13 @@ from dp_accounting.rdp.rdp_privacy_accountant import compute_delta, compute_epsi
 from scipy import special
 
 from ..errors import BadInput
-from .curves import Array, Curve, check_delta, curve
+from .curves import MAX_REACH, Array, Curve, check_delta, curve
 from .events import Event, Noiseless, Selection, check_number, flatten
 from .pairs import Pair, dominating_pairs
 
+SELECTION_ACCOUNTANT = (
+    "Rényi divergences of the dominating pairs, both directions, for the best of a random number of runs"
+)
 ORDERS = 1 + np.geomspace(0.05, 255, 80)
 
 
@@ -26,7 +29,11 @@ class SelectionCurve:
     k: int
     orders: Array = field(repr=False)
     divergences: Array = field(repr=False)
-    slack: float = 0.0
+    failure: float = 0.0
+
+    @property
+    def slack(self) -> float:
+        return self.failure
 
     def delta(self, epsilon: float) -> float:
         check_number("epsilon", epsilon, 0, math.inf, low_open=False)
@@ -80,8 +87,12 @@ def selection_curve(selection: Selection, adjacency: str = "substitution", k: in
     if any(isinstance(step, Noiseless) for step in steps):
         return SelectionCurve(adjacency, k, ORDERS, np.full(len(ORDERS), np.inf))
     pairs = [dominating_pairs(step, adjacency, k) for step in steps]
+    if any(pair.reach > MAX_REACH for both in pairs for pair in both[:2]):
+        return SelectionCurve(adjacency, k, ORDERS, np.full(len(ORDERS), np.inf))
     forward = sum((count * renyi(pair, ORDERS) for pair, _, count in pairs), np.zeros(len(ORDERS)))
-    backward = sum((count * renyi(pair, ORDERS) for _, pair, count in pairs), np.zeros(len(ORDERS)))
+    backward = forward
+    if not all(pair is reverse for pair, reverse, _ in pairs):
+        backward = sum((count * renyi(pair, ORDERS) for _, pair, count in pairs), np.zeros(len(ORDERS)))
     slack = [mean * one_run.delta(math.log1p(1 / (order - 1))) + math.log(mean) / (order - 1) for order in ORDERS]
     return SelectionCurve(adjacency, k, ORDERS, np.maximum(forward, backward) + slack)
 

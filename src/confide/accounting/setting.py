@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import BadInput, Refused
 from .events import check_count, check_number
+from .pairs import ADJACENCIES
 
 CHOICES = {
     "method": ("crt", "dpsgd", "sdp", "jft", "redacted", "anonymized", "plain"),
@@ -78,7 +79,7 @@ class Setting:
             raise BadInput("setting: recall_class must describe a class of secrets in words")
         check_count("setting: private_records", self.private_records, high=10**15)
         check_count("setting: max_copies", self.max_copies)
-        check_count("setting: changed_units", self.changed_units)
+        check_count("setting: changed_units", self.changed_units, high=50)
         check_number("setting: clipping_norm", self.clipping_norm, 0, 1e9)
         check_number("setting: bloom_delta", self.bloom_delta, 0, 1, low_open=False)
 
@@ -86,6 +87,13 @@ class Setting:
     def adjacency(self) -> str:
         """Substitution; zero-out only where records that hold a mask contribute nothing (guarantees §1c)."""
         return "zero-out" if self.mask_records == "drop" else "substitution"
+
+    @property
+    def neighbours(self) -> str:
+        """What the adjacency means for this method."""
+        if self.method == "sdp":
+            return "the private tokens of one record become others; lengths and mask patterns stay equal"
+        return ADJACENCIES[self.adjacency]
 
     @property
     def all_flagged(self) -> bool:
@@ -152,6 +160,11 @@ def refuse_unsound(setting: Setting, delta: float) -> None:
     for applies, reason in _REFUSALS:
         if applies(setting):
             raise Refused(f"no certificate: {reason}")
+    if setting.dedup == "bloom" and setting.bloom_delta == 0:
+        raise Refused(
+            "no certificate: a Bloom filter has false positives; state bloom_delta, (units+1) times their probability, or "
+            "use exact dedup"
+        )
     if setting.dedup == "bloom" and setting.bloom_delta >= delta / 2:
         raise Refused(
             f"no certificate: the Bloom filter's false positives alone may cost delta {setting.bloom_delta:g}, of "

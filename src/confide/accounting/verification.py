@@ -117,6 +117,9 @@ def differences(stated: Any, rebuilt: Any, where: str = "") -> Iterator[str]:
                 yield from differences(stated[key], rebuilt[key], place)
     elif isinstance(rebuilt, list) and isinstance(stated, list):
         yield from _list_differences(stated, rebuilt, where)
+    elif isinstance(rebuilt, int) and not isinstance(rebuilt, bool):
+        if stated != rebuilt or type(stated) is not int:
+            yield f"{where} says {short(stated)}, recomputed {rebuilt}"
     elif _is_number(rebuilt) and _is_number(stated):
         if abs(stated) > 1e300 or not math.isclose(stated, rebuilt, rel_tol=TOLERANCE, abs_tol=1e-12):
             yield f"{where} says {short(stated)}, recomputed {rebuilt:.6g}"
