@@ -123,7 +123,7 @@ MISTAKES = {
     "pooled counts in place of the e-process": (
         "accounting/missrate.py",
         "lambdas = np.concatenate([np.geomspace(1e-3, 1, 40), np.linspace(0.025, 1, 40)]) / cap",
-        "return redraw_bound(int(missed.sum()), int(secrets.sum()), beta)",
+        "return redraw_bound(int(times @ missed), int(times @ secrets), beta)",
         "accounting/test_missrate.py::test_review_bound_covers_for_whoever_stops_when_happy",
     ),
     "detected secrets free in the paper's order": (
