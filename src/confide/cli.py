@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 
 from .errors import BadInput, ConfideError, Contradiction
 
@@ -177,6 +178,33 @@ def demo(
     found = run(out, Console(quiet=as_json))
     if as_json:
         _answer(found)
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+def simulate(
+    out: Annotated[Path, typer.Option("--out", "-o", help="A new folder for train, valid and test.jsonl.")],
+    dialogues: Annotated[
+        int, typer.Option(help="Training dialogues; a tenth as many each for validation and test.")
+    ] = 10_000,
+    people: Annotated[int, typer.Option(help="Invented people to draw from; no one is in two splits.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same corpus.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """A simulated customer-service corpus whose secrets are known exactly. All people are invented."""
+    from .accounting.events import check_count
+    from .experiments.customersim import write_corpus
+
+    check_count("--dialogues", dialogues, high=10**8)
+    check_count("--people", people, high=10**8)
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("simulating", total=people + dialogues + 2 * max(1, dialogues // 10))
+        sizes = write_corpus(out, dialogues, seed, people, lambda: progress.advance(task))
+    if as_json:
+        _answer({**sizes, "seed": seed, "folder": str(out)})
+    else:
+        typer.echo(
+            f"{sizes['train']:,} training, {sizes['valid']:,} validation and {sizes['test']:,} test dialogues in {out}"
+        )
 
 
 def main(arguments: list[str] | None = None) -> None:

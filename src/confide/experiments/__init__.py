@@ -1,0 +1,1 @@
+"""Experiments: the simulated corpus, and later the papers' figures and tables."""
