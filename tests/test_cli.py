@@ -57,6 +57,11 @@ def test_rates_may_be_fractions_or_batch_sizes(capsys):
     assert by_size["steps"] == 320
 
 
+def test_a_million_steps(capsys):
+    long = ["--sampling-rate", "0.001", "--noise", "1", "--steps", "1000000", "--delta", "1e-5"]
+    assert ask(capsys, "epsilon", *long)["epsilon"] == pytest.approx(11.03, abs=0.01)  # dp_accounting: 11.029
+
+
 def test_groups_and_misses(capsys):
     assert ask(capsys, *BASE, "--group", "2")["epsilon"] == pytest.approx(4.41, abs=0.01)
     found = ask(capsys, *BASE, "--misses", "20/200")["bayesian"]
@@ -183,6 +188,8 @@ BAD = [
     ["epsilon", "--epsilon", "2", "--delta", "1e-5"],
     ["epsilon", "--labels-for", "0.1", "--delta", "1e-5"],
     ["epsilon", "--labels-for", "1e-12"],
+    ["epsilon", "--epsilon", "700", "--sampling-rate", "0.01", "--steps", "100", "--delta", "1e-5"],
+    [*BASE, "--misses", "\u0663/\u0662\u0660\u0660"],
     ["epsilon", "--epsilon", "100", "--noise", "50", "--sampling-rate", "0.001", "--delta", "1e-5"],
     [*BASE, "--batch-size", "3"],
     [*BASE, "--epochs", "3"],

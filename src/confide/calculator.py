@@ -26,7 +26,7 @@ from .accounting import (
     slot_epsilon,
     smallest_noise,
 )
-from .accounting.calibration import enough
+from .accounting.calibration import MAX_TARGET, enough
 from .accounting.curves import ACCOUNTANT, check_delta
 from .accounting.events import MAX_STEPS, MIN_RATE, NOISE, check_count, check_number
 from .accounting.pairs import ADJACENCIES
@@ -64,7 +64,7 @@ class Question:
             raise BadInput(f"--sampler must be one of {', '.join(SAMPLERS)}, got {self.sampler!r}")
         check_number("--confidence", self.confidence, 0.5, 0.999999, low_open=False)
         check_count("--group", self.group, high=200)
-        for name, low, high in (("epochs", 0, 1e7), ("epsilon", 0, 1e4), ("bayesian_epsilon", 0, 500)):
+        for name, low, high in (("epochs", 0, 1e7), ("epsilon", 0, MAX_TARGET), ("bayesian_epsilon", 0, MAX_TARGET)):
             if getattr(self, name) is not None:
                 check_number(_option(name), getattr(self, name), low, high)
         if self.sampling_rate is not None:
@@ -72,8 +72,8 @@ class Question:
         if self.noise is not None:
             check_number("--noise", self.noise, *NOISE, low_open=False)
         if self.labels_for is not None:
-            check_number("--labels-for", self.labels_for, 1e-8, 1, low_open=False)
-        for name, most in (("steps", MAX_STEPS), ("records", 10**15), ("batch_size", self.records or 10**15)):
+            check_number("--labels-for", self.labels_for, 1e-6, 1, low_open=False)
+        for name, most in (("steps", MAX_STEPS), ("records", MAX_STEPS), ("batch_size", self.records or MAX_STEPS)):
             if getattr(self, name) is not None:
                 check_count(_option(name), getattr(self, name), high=most)
 

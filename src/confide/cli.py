@@ -41,7 +41,7 @@ def _count_of(option: str, text: str | None) -> tuple[int, int] | None:
     from .accounting.events import short
 
     top, _, bottom = text.partition("/")
-    if not (top.isdecimal() and bottom.isdecimal() and len(text) <= 40):
+    if not (text.isascii() and top.isdecimal() and bottom.isdecimal() and len(text) <= 40):
         raise BadInput(f"{option} must be two counts such as 20/200 (missed/labelled), got {short(text)}")
     return int(top), int(bottom)
 

@@ -44,6 +44,13 @@ def test_the_most_steps_fit_and_one_more_does_not(rate, noise, target):
     assert curve([PoissonGaussian(rate, noise, steps + 1)]).epsilon(DELTA) > target
 
 
+@pytest.mark.parametrize("target", [50.0, 200.0, 500.0])
+def test_large_targets_are_met(target):
+    found = smallest_noise(0.01, 100, target, DELTA)
+    assert found.epsilon <= target
+    assert smallest_noise(0.01, 100, target, DELTA, gamma=0.14).epsilon <= target
+
+
 def test_not_even_one_step():
     assert most_steps(1.0, 0.5, 0.1, DELTA) == 0
 

@@ -273,6 +273,7 @@ REFUSALS = {
     "fixed hash seeds": {"dedup": "bloom", "bloom_delta": 1e-6, "bloom_keyed": False},
     "false positives alone": {"dedup": "bloom", "bloom_delta": 7e-5},
     "state bloom_delta": {"dedup": "bloom"},
+    "a caught secret still decides": {"method": "jft", "dedup": "exact", "order": "dedup-redact"},
     "looks beyond the record": {"record_local": False},
     "not escaped": {"masks_escaped": False},
     "vocabulary": {"vocabulary": "private"},
@@ -308,6 +309,18 @@ def test_an_empty_ledger_is_refused(tmp_path, setting):
     LedgerWriter.create(tmp_path / "ledger.jsonl", setting().to_plain(), []).close()
     with pytest.raises(Refused, match="nothing was trained"):
         issue(read_ledger(tmp_path / "ledger.jsonl"), DELTA)
+
+
+def test_a_million_steps_are_certified(ledger):
+    certificate = issue(ledger(("train", PoissonGaussian(0.001, 1.0, 10**6))), 1e-5)
+    assert epsilon(certificate, "per-secret") == pytest.approx(11.03, abs=0.01)
+
+
+@pytest.mark.parametrize("phase", ["phase1", "phase2"])
+@pytest.mark.parametrize("way", ["direct", "noised"])
+def test_a_random_selection_does_not_pass_for_a_phase_of_jft(ledger, phase, way):
+    with pytest.raises(Refused, match=r"phase|selection"):
+        issue(ledger((phase, Selection((STEPS,), mean_runs=5.0)), method="jft", jft_phase1=way), DELTA)
 
 
 def test_shuffled_steps_get_their_own_unamplified_number(ledger):

@@ -16,6 +16,7 @@ from .events import PoissonGaussian, check_count, check_number
 from .pairs import null_pair, substitution_pair
 
 MAX_NOISE = 1e4
+MAX_TARGET = 500.0
 MIN_NOISE = 0.05
 MAX_SEARCHED_STEPS = 10**7
 
@@ -73,7 +74,7 @@ def smallest_noise(
     0.05, or ten curves did not suffice to close the bracket, a noise smaller by one part in a thousand was evaluated
     and fails.
     """
-    check_number("epsilon", epsilon, 0, 500 if gamma is not None else 1e4)
+    check_number("epsilon", epsilon, 0, MAX_TARGET)
     check_delta(delta)
     check_count("k", k)
     PoissonGaussian(sampling_rate, 1.0, steps)
@@ -90,7 +91,7 @@ def smallest_noise(
             raise BadInput(
                 f"no noise reaches this target: delta={delta:g} must lie between delta2={delta2:g} and gamma={gamma:g}"
             )
-        base = math.log1p(math.expm1(epsilon) / gamma)
+        base = min(math.log1p(math.expm1(epsilon) / gamma), MAX_TARGET)
         guess = _central_limit_noise(sampling_rate, steps, base, inner, adjacency, k)
     return _falling_root(achieved, epsilon, guess)
 
@@ -122,7 +123,10 @@ def _falling_root(achieved: Callable[[float], float], target: float, guess: floa
 
 
 def _next(values: dict[float, float], target: float, good: float, bad: float) -> float:
-    near = sorted(values, key=lambda noise: abs(math.log(max(values[noise], 1e-300) / target)))[:2]
+    finite = [noise for noise in values if math.isfinite(values[noise])]
+    if not finite:  # every noise so far is too small for any bound
+        return min(max(values) * math.exp(1.5), math.sqrt(bad * good) if math.isfinite(good) else MAX_NOISE)
+    near = sorted(finite, key=lambda noise: abs(math.log(max(values[noise], 1e-300) / target)))[:2]
     slope = -1.3
     if len(near) == 2 and values[near[0]] != values[near[1]] and min(values[n] for n in near) > 0:
         slope = math.log(values[near[0]] / values[near[1]]) / math.log(near[0] / near[1])
@@ -149,7 +153,7 @@ def most_steps(
     *Formal guarantees.* The returned number was evaluated and fits; one more was evaluated and does not, or is beyond
     the 10⁷ steps that are looked at.
     """
-    check_number("epsilon", epsilon, 0, 1e4)
+    check_number("epsilon", epsilon, 0, MAX_TARGET)
     PoissonGaussian(sampling_rate, noise_multiplier)
 
     def fits(steps: int) -> bool:

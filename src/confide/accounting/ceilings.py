@@ -20,7 +20,13 @@ class Ceilings:
 
     def __init__(self, curve: PrivacyCurve) -> None:
         self.curve = curve
-        top = min(curve.epsilon(1e-8 + 4 * curve.slack), 600.0)  # e^ε must stay finite
+        negligible = 1e-8 + 2 * curve.slack
+        low, top = 0.0, 1.0
+        while curve.delta(top) > negligible and top < 500:  # e^ε must stay finite
+            low, top = top, 2 * top
+        for _ in range(6):
+            middle = (low + top) / 2
+            low, top = (middle, top) if curve.delta(middle) > negligible else (low, middle)
         self._epsilons = np.concatenate([np.linspace(0, top, 2000), [top * 1.1 + 1]])
         self._deltas = curve.deltas(self._epsilons)
 

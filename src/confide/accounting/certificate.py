@@ -21,7 +21,7 @@ from ..errors import BadInput, ConfideError, Refused
 from .assumptions import assumptions, not_promised
 from .ceilings import Ceilings, chance_exposure
 from .curves import ACCOUNTANT, check_delta, gaussian_delta
-from .events import FixedSizeGaussian, Noiseless, SelectiveGaussian, to_plain
+from .events import FixedSizeGaussian, Noiseless, Selection, SelectiveGaussian, to_plain
 from .guarantees import Accounts, AnyCurve, Evidence, guarantees, one_run_steps, up
 from .ledger import Ledger
 from .missrate import SKIPPED, Redraws, Review
@@ -107,6 +107,9 @@ def _refuse_ledger(accounts: Accounts) -> None:
         raise Refused("no certificate: the ledger holds no step, so that nothing was trained")
     if setting.method == "jft" and not set(ledger.phases) <= {"phase1", "phase2"}:
         raise Refused("no certificate: a jft ledger has the phases 'phase1' and 'phase2' only")
+    selected = any(isinstance(event, Selection) and event.mean_runs is not None for event in ledger.charged())
+    if selected and setting.method not in ("crt", "dpsgd"):
+        raise Refused("no certificate: a selection over a random number of runs is proven for crt and dpsgd only")
     for phase in ledger.phases:
         plain = sum(step.count for step in accounts.steps(phase) if isinstance(step, Noiseless))
         if plain and not (accounts.conditional and phase == "phase1"):

@@ -61,12 +61,12 @@ class Ledger:
         """
         selection = self.planned[0][1] if len(self.planned) == 1 else None
         if isinstance(selection, Selection) and selection.mean_runs is not None:
-            if [event for _, event in self.spent] not in ([], [selection]):
+            if self.spent not in ((), self.planned):
                 raise Refused(
                     "no certificate: the ledger of a selection over a random number of runs must hold that selection as "
                     "its only entry; entries for each run would show how many there were, which must stay secret"
                 )
-            return (selection,)
+            return (selection,) if phase in (None, self.planned[0][0]) else ()
         if phase is None:
             return tuple(event for name in self.phases for event in self.charged(name))
         planned = flatten(event for name, event in self.planned if name == phase)

@@ -58,7 +58,7 @@ def labels_needed(rate: float, beta: float) -> int:
     *Formal guarantees.* The smallest n with `redraw_bound(0, n, beta)` ≤ rate.
     """
     check_beta(beta)
-    check_number("miss rate", rate, 1e-8, 1, low_open=False)
+    check_number("miss rate", rate, 1e-6, 1, low_open=False)
     if rate == 1:
         return 1
     needed = math.ceil(math.log(beta) / math.log1p(-rate))

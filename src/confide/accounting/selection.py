@@ -11,7 +11,7 @@ from dp_accounting.rdp.rdp_privacy_accountant import compute_delta, compute_epsi
 from scipy import special
 
 from ..errors import BadInput
-from .curves import MAX_REACH, Array, Curve, check_delta, curve
+from .curves import MAX_EPSILON, MAX_REACH, Array, Curve, check_delta, curve
 from .events import Event, Noiseless, Selection, check_number, flatten
 from .pairs import Pair, dominating_pairs
 
@@ -46,7 +46,8 @@ class SelectionCurve:
         check_delta(delta)
         if delta <= self.slack:
             return math.inf
-        return float(compute_epsilon(self.orders, self.divergences, delta - self.slack)[0])
+        found = float(compute_epsilon(self.orders, self.divergences, delta - self.slack)[0])
+        return found if found <= MAX_EPSILON else math.inf
 
 
 def renyi(pair: Pair, orders: Array) -> Array:

@@ -183,6 +183,11 @@ _REFUSALS: tuple[tuple[Callable[[Setting], bool], str], ...] = (
         "other records; use exact dedup there (near-duplicates may be removed in the public part)",
     ),
     (
+        lambda s: s.method == "jft" and s.jft_phase1 != "noised" and s.dedup != "off" and s.order == "dedup-redact",
+        "in the order dedup before redact a caught secret still decides what counts as a duplicate, and phase 1 trains on "
+        "that without noise; redact first, or leave dedup off",
+    ),
+    (
         lambda s: s.dedup == "bloom" and not s.bloom_keyed,
         "a Bloom filter with fixed hash seeds has no worst-case bound; use a random key, or exact dedup",
     ),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadInput, Contradiction
+from ..errors import BadInput, Contradiction, Refused
 from .certificate import VERSION, evidence_from_plain, issue
 from .events import check_number, short
 from .ledger import read_ledger
@@ -58,7 +58,11 @@ def verify(path: str | Path, ledger_path: str | Path | None = None) -> Verified:
         raise Contradiction("the ledger's head is not the one in the certificate: the ledger was rewritten")
     delta = stated.get("delta")
     check_number(f"{path}: delta", delta, 0, 1)
-    rebuilt = issue(ledger, float(delta), _evidence(stated, path))  # type: ignore[arg-type]
+    evidence = _evidence(stated, path)
+    try:
+        rebuilt = issue(ledger, float(delta), evidence)  # type: ignore[arg-type]
+    except Refused as error:
+        raise Contradiction(f"the certificate does not hold: {error}") from None
     wrong = list(differences(stated, rebuilt))
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
