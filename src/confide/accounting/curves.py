@@ -206,7 +206,7 @@ def _grid_width(pairs: list[tuple[Pair, Pair, int]], cut: float, cells: int, inf
     samples: list[tuple[Array, Array, int]] = []
     span = 0.0
     for pair, reverse, count in pairs:
-        for one in {pair, reverse}:
+        for one in (pair,) if pair is reverse else (pair, reverse):
             low, high, _ = _support(one, cut)
             x = _panels(one, low, high)
             loss, density = one.loss_and_upper_density(x)
