@@ -15,7 +15,8 @@ from rich.markup import escape
 
 from .accounting import LedgerWriter, PoissonGaussian, Redraws, Setting, curve, issue, read_ledger, verify, write
 from .accounting.guarantees import up
-from .errors import BadInput, Contradiction
+from .errors import Contradiction
+from .rundir import new_folder
 from .terminal import chart, say, show_certificate
 
 DELTA = 8e-5
@@ -26,12 +27,7 @@ SUBJECT = "worked example: 320 private steps of CRT on 32,000 records; no model 
 
 def run(folder: Path, console: Console) -> dict[str, Any]:
     """Write a ledger and its certificate into a folder, verify it, and show that a changed number is caught."""
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise BadInput(f"{folder} exists: the demo never overwrites anything; name a new folder with -o") from None
-    except OSError as error:
-        raise BadInput(f"cannot create the folder {folder}: {error.strerror}") from None
+    new_folder(folder)
     setting = Setting(
         method="crt",
         unit="turn",
@@ -73,7 +69,7 @@ def run(folder: Path, console: Console) -> dict[str, Any]:
     )
     console.rule("4  Anyone can check it without the data")
     checked = verify(folder)
-    say(console, f"confide verify {folder}: [green]holds[/], {checked.numbers} numbers compared")
+    say(console, f"confide verify {escape(str(folder))}: [green]holds[/], {checked.numbers} numbers compared")
     refusal = escape(_cheat(folder, certificate))
     say(console, f"the same with one number changed: [red]{refusal}[/]")
     console.print(f"\nThe certificate is in {certificate_path}", highlight=False)

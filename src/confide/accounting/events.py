@@ -46,6 +46,12 @@ def short(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
+def _check_sampled(event: PoissonGaussian | FixedSizeGaussian) -> None:
+    check_number("sampling rate", event.sampling_rate, MIN_RATE, 1, low_open=False)
+    check_number("noise multiplier", event.noise_multiplier, *NOISE, low_open=False)
+    check_count("steps", event.count)
+
+
 @dataclass(frozen=True)
 class PoissonGaussian:
     """Steps that each include every record independently with probability `sampling_rate`, clip and add noise."""
@@ -57,9 +63,7 @@ class PoissonGaussian:
     count: int = 1
 
     def __post_init__(self) -> None:
-        check_number("sampling rate", self.sampling_rate, MIN_RATE, 1, low_open=False)
-        check_number("noise multiplier", self.noise_multiplier, *NOISE, low_open=False)
-        check_count("steps", self.count)
+        _check_sampled(self)
 
 
 @dataclass(frozen=True)
@@ -73,9 +77,7 @@ class FixedSizeGaussian:
     count: int = 1
 
     def __post_init__(self) -> None:
-        check_number("sampling rate", self.sampling_rate, MIN_RATE, 1, low_open=False)
-        check_number("noise multiplier", self.noise_multiplier, *NOISE, low_open=False)
-        check_count("steps", self.count)
+        _check_sampled(self)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BadInput
+from ..rundir import new_folder
 
 try:
     from faker import Faker
@@ -194,12 +195,7 @@ def write_corpus(folder: Path, count: int, seed: int, crowd_size: int, tick: Cal
     """Write `train.jsonl`, and a tenth as many dialogues each into `valid.jsonl` and `test.jsonl`."""
     if crowd_size < 12:
         raise BadInput("--people must be at least 12, so that each split has people of its own")
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise BadInput(f"{folder} exists: the simulator never overwrites anything; name a new folder with -o") from None
-    except OSError as error:
-        raise BadInput(f"cannot create the folder {folder}: {error.strerror}") from None
+    new_folder(folder)
     crowd = people(seed, crowd_size, tick)
     sizes = {"train": count, "valid": max(1, count // 10), "test": max(1, count // 10)}
     for split, size in sizes.items():
