@@ -1,6 +1,58 @@
-"""Property tests draw the same examples everywhere, so that a failure is a failure for everyone."""
+"""Property tests draw the same examples everywhere, so that a failure is a failure for everyone; and corpora of split
+records, marks included, are screened by the real pipeline."""
 
+import itertools
+import sys
+from types import ModuleType
+
+import pytest
 from hypothesis import settings
+
+from confide import readers
+from confide.records import Record, Row
+from confide.screening import screen
+from confide.screening.canaries import CanaryChunk
 
 settings.register_profile("same everywhere", derandomize=True, deadline=None)
 settings.load_profile("same everywhere")
+
+KEY = b"k" * 32
+
+
+@pytest.fixture
+def screened(tmp_path, monkeypatch):
+    """A function from split texts (they may hold the mark) and options to the rows of (public, private)."""
+    numbers = itertools.count()
+
+    def run(texts, policy, per_chunk=3, **options):
+        rows = [Row(i + 1, Record(f"r{i}", text, f"r{i}")) for i, text in enumerate(texts)]
+        cut = [rows[i : i + per_chunk] for i in range(0, len(rows), per_chunk)]
+        monkeypatch.setattr(readers, "sources", lambda corpus: [])
+        monkeypatch.setattr(readers, "chunks", lambda *_: (CanaryChunk(n, part, {}) for n, part in enumerate(cut)))
+        done = screen("corpus", policy, tmp_path / f"out{next(numbers)}", key=KEY, workers=1, **options)
+        columns = {"public": ("id", "text", "group"), "private": ("id", "text", "group", "raw")}
+        parts = {
+            part: [row for b in done.batches(part, names) for row in b.to_pylist()] for part, names in columns.items()
+        }
+        return parts["public"], parts["private"], done.manifest
+
+    return run
+
+
+@pytest.fixture
+def policy(monkeypatch):
+    """A function that makes a policy of a Python function: text in, spans out."""
+    numbers = itertools.count()
+
+    def make(function, whole_group=False):
+        module = ModuleType(f"toy_policy_{next(numbers)}")
+
+        def find(text):
+            return [(start, end, "TOY") for start, end in function(text)]
+
+        find.whole_group = whole_group
+        module.find = find
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        return f"python:{module.__name__}:find"
+
+    return make

@@ -207,6 +207,116 @@ def simulate(
         )
 
 
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+def screen(
+    corpus: Annotated[list[str], typer.Argument(help="Files, folders, globs or URIs: JSONL, CSV, Parquet, text, …")],
+    policy: Annotated[
+        str, typer.Option(help="What is redacted: pii, patterns, known:FILE, … (see `confide policies`).")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="A new folder for the public and the private part.")] = Path(
+        "screened"
+    ),
+    conservative: Annotated[
+        str, typer.Option(help="What makes a record private besides: everything, allowlist, or another policy.")
+    ] = "everything",
+    unit: Annotated[str, typer.Option(help="A record is a document, a turn or a sentence.")] = "document",
+    max_words: Annotated[int | None, typer.Option(help="Cut longer records, at sentence ends only.")] = None,
+    context: Annotated[
+        str,
+        typer.Option(
+            help="record, or group: policies read whole documents, which become public or private as a whole."
+        ),
+    ] = "record",
+    dedup: Annotated[
+        str | None,
+        typer.Option(
+            help="In the private part: off, exact, bloom or bloom-verified (default: exact for documents, else off)."
+        ),
+    ] = None,
+    max_copies: Annotated[int, typer.Option(help="Copies of a private record that dedup leaves.")] = 1,
+    dedup_unit: Annotated[str | None, typer.Option(help="Compare turns or sentences inside larger records.")] = None,
+    order: Annotated[
+        str, typer.Option(help="redact-dedup, or the CRT paper's dedup-redact (a weaker certificate).")
+    ] = "redact-dedup",
+    public_dedup: Annotated[str, typer.Option(help="In the public part: off, exact or near.")] = "off",
+    bloom_delta: Annotated[float, typer.Option(help="What a Bloom filter may cost of delta.")] = 1e-9,
+    canaries: Annotated[
+        str | None,
+        typer.Option(metavar="SPEC", help="Plant invented secrets: crt, sdp, jft, audit, or audit,number=200,…"),
+    ] = None,
+    text_field: Annotated[str | None, typer.Option(help="The column of the text (or of chat messages).")] = None,
+    id_field: Annotated[str | None, typer.Option(help="The column of the ids.")] = None,
+    group_field: Annotated[str | None, typer.Option(help="The column that names the dialogue or person.")] = None,
+    text_as: Annotated[str, typer.Option(help="What a document is in a text file: file, line or paragraph.")] = "file",
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count rows that cannot be used, and go on.")] = False,
+    workers: Annotated[int | None, typer.Option(help="Processes on this machine (default: one a core).")] = None,
+    cluster: Annotated[str | None, typer.Option(metavar="auto|ray://HOST", help="Run on a Ray cluster.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a screening that was interrupted.")] = False,
+    show: Annotated[int, typer.Option(help="Print this many private records, raw beside screened. SENSITIVE.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Split a corpus into records, redact what a policy finds, and part public from private records.
+
+    Example: confide screen chats.jsonl --policy patterns --conservative allowlist --unit turn -o screened
+    """
+    from .accounting.events import check_count
+    from .readers import sources
+    from .records import Fields
+    from .screening import Options, corpus_size
+    from .screening import screen as run
+
+    if workers is not None:
+        check_count("--workers", workers, high=1024)
+    options = Options(
+        policy=policy,
+        conservative=conservative,
+        unit=unit,
+        max_words=max_words,
+        context=context,
+        dedup=dedup,
+        max_copies=max_copies,
+        order=order,
+        dedup_unit=dedup_unit,
+        public_dedup=public_dedup,
+        bloom_delta=bloom_delta,
+        canaries=canaries,
+        fields=Fields(text_field, id_field, group_field),
+        text_as=text_as,
+        skip_bad=skip_bad,
+    )
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("screening", total=corpus_size(sources(corpus)))
+        screened = run(
+            corpus, out=out, options=options, workers=workers, cluster=cluster, resume=resume,
+            tick=lambda size: progress.advance(task, size),
+        )  # fmt: skip
+    if as_json:
+        _answer({**screened.manifest, "folder": str(out)})
+        return
+    from .terminal import show_records, show_screened
+
+    show_screened(Console(), screened.manifest, out)
+    if show:
+        show_records(Console(), screened, show)
+
+
+@app.command()
+def policies(as_json: Json = False) -> None:
+    """The policies that can be named, and what each needs."""
+    from .policies import COMPOSED, known_policies
+
+    found = [
+        {"name": e.name, "argument": e.argument, "summary": e.summary, "needs": e.needs}
+        for e in known_policies().values()
+    ]
+    if as_json:
+        _answer({"policies": found, "composed": COMPOSED})
+        return
+    from .terminal import show_policies
+
+    show_policies(Console(), found, COMPOSED)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; every expected failure is one line on standard error and an exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments

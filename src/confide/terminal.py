@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,6 +12,9 @@ from rich.padding import Padding
 from rich.table import Table
 
 from .accounting.guarantees import percent, up
+
+if TYPE_CHECKING:
+    from .screening import Screened
 
 
 def epsilon_text(value: float | None) -> str:
@@ -191,6 +194,79 @@ def show_verified(console: Console, certificate: dict[str, Any], ledger_length: 
     console.print("\n[bold]not promised[/]:")
     for gap in certificate["not_promised"]:
         say(console, escape(gap), indent=2)
+
+
+def show_screened(console: Console, manifest: dict[str, Any], folder: object) -> None:
+    """The counts of a screening, and the stability that the certificate will rest on."""
+    unit = manifest["unit"]
+    say(
+        console,
+        f"[bold]{manifest['documents']:,}[/] documents, [bold]{_count(manifest['records'], unit)}[/]: "
+        f"[green]{manifest['public']:,} public[/], [yellow]{manifest['private']:,} private[/]",
+    )
+    findings = sorted(manifest["findings"].items(), key=lambda pair: -pair[1])
+    if findings:
+        _fact(console, "redacted", ", ".join(f"{count:,} {kind}" for kind, count in findings))
+    if manifest["bad_rows"]:
+        _fact(console, "skipped", f"{_count(manifest['bad_rows'], 'row')} that could not be used")
+    if manifest["dedup"] != "off":
+        _fact(
+            console,
+            "duplicates",
+            f"{manifest['private_duplicates']:,} masked in the private part ({manifest['dedup']}, {manifest['order']})",
+        )
+    if manifest["public_dedup"] != "off":
+        _fact(
+            console, "", f"{manifest['public_duplicates']:,} left out of the public part ({manifest['public_dedup']})"
+        )
+    if manifest["canaries"]:
+        _fact(console, "canaries", f"{manifest['canaries']['canaries']:,}, each {manifest['canaries']['copies']} times")
+    k = manifest["k"]
+    caught = "nothing changes" if k["detected"] == 0 else f"at most {_count(k['detected'], 'record')}"
+    _fact(
+        console,
+        "stability",
+        f"masking a missed secret changes at most {_count(k['missed'], 'record')}; a caught one: {caught}",
+    )
+    _fact(console, "", k["repeats"])
+    recall = manifest["conservative"]["recall_class"]
+    _fact(console, "private by", f"{manifest['conservative']['spec']}" + (f" (flags {recall})" if recall else ""))
+    for warning in manifest["warnings"]:
+        console.print(Padding(f"[bold red]warning[/]: {escape(warning)}", (0, 0, 0, 2)), highlight=False)
+    say(console, f"in {escape(str(folder))} (SENSITIVE)")
+
+
+def show_records(console: Console, screened: Screened, count: int) -> None:
+    """Private records, raw beside screened, with the type of each finding."""
+    table = Table("raw", "screened", "found", box=None, pad_edge=False)
+    left = count
+    for batch in screened.batches("private", ("text", "raw", "spans")):
+        for row in batch.to_pylist():
+            if row["spans"] and left > 0:
+                kinds = ", ".join(f"{span['type']} ({span['policy']} {span['score']:.2g})" for span in row["spans"])
+                table.add_row(*(escape(printable(text)) for text in (row["raw"], row["text"], kinds)))
+                left -= 1
+        if left <= 0:
+            break
+    console.print(table, highlight=False)
+
+
+def printable(text: str) -> str:
+    """Text without signs that could steer the terminal."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else "\ufffd" for sign in text)
+
+
+def show_policies(console: Console, found: list[dict[str, str]], composed: dict[str, str]) -> None:
+    for entry in found:
+        argument = entry["argument"]
+        console.print(
+            f"[bold]{entry['name']}[/]" + (f"[dim]:{escape(argument)}[/]" if argument else ""), highlight=False
+        )
+        needs = f" [dim](needs {escape(entry['needs'])})[/]" if entry["needs"] else ""
+        say(console, escape(entry["summary"]) + needs, indent=4)
+    for name, summary in composed.items():
+        console.print(f"[bold]{escape(name)}[/]", highlight=False)
+        say(console, escape(summary), indent=4)
 
 
 def chart(xs: Sequence[float], ys: Sequence[float], x_label: str, y_label: str, width: int = 60) -> str:

@@ -49,6 +49,7 @@ class Setting:
     max_copies: int = 1
     units_per_record: str = "one"
     changed_units: int = 1
+    group_records: int = 1  # records of the largest document, where a policy reads whole documents
     bloom_delta: float = 0.0
     bloom_keyed: bool = True
     record_local: bool = True
@@ -80,6 +81,7 @@ class Setting:
         check_count("setting: private_records", self.private_records, high=10**15)
         check_count("setting: max_copies", self.max_copies)
         check_count("setting: changed_units", self.changed_units, high=50)
+        check_count("setting: group_records", self.group_records, high=50)
         check_number("setting: clipping_norm", self.clipping_norm, 0, 1e9)
         check_number("setting: bloom_delta", self.bloom_delta, 0, 1, low_open=False)
 
@@ -110,13 +112,14 @@ class Setting:
 
         *Formal guarantees.* An upper bound of the multiset distance between the screened corpora. Without dedup, or
         with one unit per record, one record changes. With several units per record, redact→dedup changes at most
-        1+2u records for u changed units; the paper's order changes 2 for u = 1.
+        1+2u records for u changed units; the paper's order changes 2 for u = 1. A policy that reads whole documents may
+        change each of a document's records, one after the other.
         """
         if self.dedup == "off" or self.units_per_record == "one":
-            return 1
+            return self.group_records
         if self.order == "dedup-redact" and self.changed_units == 1:
-            return 2
-        return 1 + 2 * self.changed_units
+            return 2 * self.group_records
+        return (1 + 2 * self.changed_units) * self.group_records
 
     @property
     def k_detected(self) -> int:

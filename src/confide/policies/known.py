@@ -1,0 +1,108 @@
+"""`known:FILE`: a list of known secrets, one a line, found whatever their case and spacing.
+
+Words of a text are looked up by their first letters in a hash table, so that the cost of a megabyte hardly depends on
+the length of the list (an Aho-Corasick automaton of a million entries no longer fits into a processor's cache).
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from pathlib import Path
+
+from ..errors import BadInput
+from ..records import MARK
+from .base import Finding, Policy, register
+
+PREFIX = 6  # letters of an entry that its index is made of
+LONGEST = 1000
+_INNER = re.compile(r"(?<!\w)\w|[^\w\s]")
+
+
+def _squeeze(text: str) -> str:
+    return "".join(text.casefold().split())
+
+
+@register("known", "a list of known secrets, one a line; case and spaces do not matter", argument="FILE")
+class Known(Policy):
+    """*Formal guarantees.* An entry is found wherever its characters occur in order, in any case and with any white
+    space between them, unless a letter or digit continues it on either side. Nothing else about the text matters.
+    """
+
+    name = "known"
+    consistency = "local"
+
+    def __init__(self, path: str | None) -> None:
+        if not path:
+            raise BadInput("the policy known needs a file: known:FILE, one secret a line")
+        self._entries = _read(Path(path))
+        self._lengths: dict[str, int] = {}  # first letters of entries → a bit for each of their lengths
+        for entry in self._entries:
+            key = entry[:PREFIX]
+            self._lengths[key] = self._lengths.get(key, 0) | 1 << len(entry)
+        self._probes = sorted({min(PREFIX, len(entry)) for entry in self._entries})
+        self.recall_class = "secrets on the list of known ones, however spelled in case and spacing"
+
+    def find(self, text: str) -> list[Finding]:
+        words = text.casefold().split()
+        squeezed = "".join(words)
+        lengths, probes = self._lengths, self._probes
+        hits: list[tuple[int, int]] = []
+        place = 0
+        for word in words:
+            for n in probes:
+                if squeezed[place : place + n] in lengths:
+                    self._matches(squeezed, place, n, hits)
+            if not word.isalnum():
+                for inner in _INNER.finditer(word):
+                    if inner.start():
+                        at = place + inner.start()
+                        for n in probes:
+                            if squeezed[at : at + n] in lengths:
+                                self._matches(squeezed, at, n, hits)
+            place += len(word)
+        return self._findings(text, hits) if hits else []
+
+    def _matches(self, squeezed: str, start: int, n: int, hits: list[tuple[int, int]]) -> None:
+        left = self._lengths[squeezed[start : start + n]]
+        while left:
+            length = left.bit_length() - 1
+            left ^= 1 << length
+            if squeezed[start : start + length] in self._entries:
+                hits.append((start, start + length))
+
+    def _findings(self, text: str, hits: list[tuple[int, int]]) -> list[Finding]:
+        places = [i for i, letter in enumerate(text) if not letter.isspace() for _ in letter.casefold()]
+        found = []
+        for start, end in hits:
+            first, last = places[start], places[end - 1]
+            if not (_is_word(text, last) and _is_word(text, last + 1)):
+                found.append(Finding(first, last + 1, "KNOWN", self.name))
+        return found
+
+
+def _is_word(text: str, place: int) -> bool:
+    return place < len(text) and (text[place].isalnum() or text[place] == "_")
+
+
+def _read(path: Path) -> frozenset[str]:
+    entries: set[str] = set()
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                entry = _squeeze(line)
+                if not entry:
+                    continue
+                if len(entry) < 2 or len(entry) > LONGEST:
+                    raise BadInput(
+                        f"{path}, line {number}: a known secret has 2 to {LONGEST} characters besides spaces"
+                    )
+                if MARK not in entry:
+                    entries.update(_squeeze(unicodedata.normalize(form, line)) for form in ("NFC", "NFD"))
+    except UnicodeDecodeError:
+        raise BadInput(f"{path}: not UTF-8 text; convert the list of known secrets first") from None
+    except OSError as error:
+        raise BadInput(f"cannot read the list of known secrets {path}: {error.strerror}") from None
+    if not entries:
+        raise BadInput(f"{path}: holds no secret; the list has one a line")
+    return frozenset(entries)

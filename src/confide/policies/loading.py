@@ -1,0 +1,177 @@
+"""From a few words to a policy: `patterns`, `known:FILE`, `union(pii, known:FILE)`, `policy.yaml`, a plugin's name."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import BadInput
+from .base import REGISTRY, Entry, Policy
+from .compose import Exclude, Expression, Miss, Types, Union
+
+GROUP = "confide.policies"  # the entry-point group of plugins: a name, and a function from argument to policy
+LARGEST = 1 << 20  # bytes of a policy file
+_MODULES = ("plain", "patterns", "pii", "spacy_levels", "scores", "known", "allowlist", "customersim", "compose")
+COMPOSED = {
+    "union(A, B, …)": "what any of the policies finds",
+    "exclude(A, B)": "what A finds, but for what lies inside a finding of B",
+    "miss(A, RATE[, SEED])": "A, missing a share RATE on purpose; the coin is a keyed hash of the secret",
+    "FILE.yaml": "policies with switches for types, and regular expressions of yours",
+}
+
+
+def known_policies() -> dict[str, Entry]:
+    """Every policy that can be named, plugins included."""
+    return {point.name: _plugin(point) for point in entry_points(group=GROUP)} | _shipped()
+
+
+def _shipped() -> dict[str, Entry]:
+    for module in _MODULES:
+        importlib.import_module(f".{module}", __package__)
+    return REGISTRY
+
+
+def load(spec: str) -> Policy:
+    """Make the policy that a few words describe.
+
+    >>> load("union(digits, miss(allowlist, 0.1))").find("call 555")[0].type
+    'DIGITS'
+    """
+    spec = spec.strip()
+    if spec.endswith((".yaml", ".yml")):
+        return _from_yaml(Path(spec))
+    if spec.endswith(")") and "(" in spec.split(":", 1)[0]:
+        return _composed(spec)
+    name, colon, argument = spec.partition(":")
+    entry = _shipped().get(name) or known_policies().get(name)
+    if entry is None:
+        raise BadInput(f"no policy is called {name[:60]!r}; `confide policies` lists them")
+    return entry.make(argument if colon else None)
+
+
+def _plugin(point: EntryPoint) -> Entry:
+    package = point.dist.name if point.dist else point.value
+
+    def make(argument: str | None) -> Policy:
+        try:
+            policy = point.load()(argument)
+        except BadInput:
+            raise
+        except Exception as error:
+            raise BadInput(f"the policy plugin {point.name} ({package}) failed with {type(error).__name__}") from None
+        if not isinstance(policy, Policy):
+            raise BadInput(f"the policy plugin {point.name} ({package}) did not return a confide.policies.Policy")
+        return policy
+
+    return Entry(point.name, f"plugin of the package {package}", make, "what the plugin wants")
+
+
+def _composed(spec: str) -> Policy:
+    name, _, inside = spec[:-1].partition("(")
+    parts = _commas(inside)
+    if name == "union":
+        return Union([load(part) for part in parts])
+    if name == "exclude" and len(parts) == 2:
+        return Exclude(load(parts[0]), load(parts[1]))
+    if name == "miss" and len(parts) in (2, 3):
+        return Miss(load(parts[0]), _number(parts[1]), int(_number(parts[2])) if len(parts) == 3 else 0)
+    raise BadInput(f"cannot read the policy {name[:40]}(…); policies are composed as {', '.join(list(COMPOSED)[:3])}")
+
+
+def _commas(text: str) -> list[str]:
+    """The parts between commas that lie in no parentheses; quotation marks keep a comma in a part."""
+    parts, depth, quote = [""], 0, ""
+    for sign in text:
+        if sign in "'\"" and quote in ("", sign):
+            quote = "" if quote else sign
+            if not depth:
+                continue
+        elif not quote:
+            depth += (sign == "(") - (sign == ")")
+            if sign == "," and not depth:
+                parts.append("")
+                continue
+        parts[-1] += sign
+    if depth or quote:
+        raise BadInput("the policy has an open parenthesis or quotation mark")
+    return [part.strip() for part in parts]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise BadInput(f"{text[:40]!r} is not a number, in miss(policy, rate, seed)") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data only, and no aliases: a small file cannot unfold into a large one."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases are not allowed")
+        return super().compose_node(parent, index)
+
+
+def _from_yaml(path: Path) -> Policy:
+    try:
+        if path.stat().st_size > LARGEST:
+            raise BadInput(f"{path}: a policy file has at most {LARGEST >> 20} MB")
+        tree = yaml.load(path.read_text("utf-8"), _Loader)
+    except OSError as error:
+        raise BadInput(f"cannot read the policy file {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise BadInput(f"{path}{where}: not a YAML file of plain values without aliases") from None
+    if (
+        not isinstance(tree, dict)
+        or tree.keys() - {"union", "exclude", "miss"}
+        or not isinstance(tree.get("union"), list)
+    ):
+        raise BadInput(f"{path}: a policy file holds `union:`, a list of policies, and perhaps `exclude:` and `miss:`")
+    policy: Policy = Union([_member(member, path) for member in tree["union"]])
+    if "exclude" in tree:
+        policy = Exclude(policy, _member(tree["exclude"], path))
+    if "miss" in tree:
+        if not isinstance(tree["miss"], int | float):
+            raise BadInput(f"{path}: `miss` is a rate between 0 and 1")
+        policy = Miss(policy, float(tree["miss"]))
+    return policy
+
+
+def _member(node: Any, path: Path) -> Policy:
+    if isinstance(node, str):
+        node = {"use": node}
+    if isinstance(node, dict) and node.keys() == {"pattern", "type"} and all(isinstance(v, str) for v in node.values()):
+        return Expression(node["pattern"], node["type"])
+    if not isinstance(node, dict) or not isinstance(node.get("use"), str) or node.keys() - {"use", "only", "off"}:
+        raise BadInput(
+            f"{path}: each policy is a name, or a mapping with `use` and perhaps `only` or `off` (lists of types), or one "
+            "with `pattern` and `type`"
+        )
+    policy = load(_beside(node["use"], path))
+    if "only" in node or "off" in node:
+        only, off = (_types(node.get(key), key, path) for key in ("only", "off"))
+        policy = Types(policy, only, off or frozenset())
+    return policy
+
+
+def _types(names: Any, key: str, path: Path) -> frozenset[str] | None:
+    if names is None:
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise BadInput(f"{path}: `{key}` is a list of types, such as [EMAIL, PHONE]")
+    return frozenset(names)
+
+
+def _beside(spec: str, path: Path) -> str:
+    """A file that a policy file names is looked for beside it."""
+    name, colon, argument = spec.partition(":")
+    if colon and "(" not in name and name != "python" and (path.parent / argument).exists():
+        return f"{name}:{path.parent / argument}"
+    return spec

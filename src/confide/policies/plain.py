@@ -1,0 +1,38 @@
+"""The policies that need no data: every run of digits, everything, nothing."""
+
+from __future__ import annotations
+
+import re
+
+from .base import Finding, Policy, register
+
+_DIGITS = re.compile(r"\d+")
+
+
+@register("digits", "every run of digits (the S-DP paper's policy for WikiText-2)")
+class Digits(Policy):
+    name = "digits"
+    consistency = "local"
+    recall_class = "secrets that hold a digit"
+
+    def find(self, text: str) -> list[Finding]:
+        return [Finding(m.start(), m.end(), "DIGITS", self.name) for m in _DIGITS.finditer(text)]
+
+
+@register("everything", "the whole record; as conservative policy: every record is private (the default)")
+class Everything(Policy):
+    name = "everything"
+    consistency = "local"
+    recall_class = "all secrets"
+
+    def find(self, text: str) -> list[Finding]:
+        return [Finding(0, len(text), "RECORD", self.name)]
+
+
+@register("nothing", "no finding at all")
+class Nothing(Policy):
+    name = "nothing"
+    consistency = "local"
+
+    def find(self, text: str) -> list[Finding]:
+        return []

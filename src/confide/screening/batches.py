@@ -1,0 +1,195 @@
+"""One chunk of the corpus in, one Arrow batch of screened records out: the core that every executor runs.
+
+The batch holds everything that later steps need, so that they never look at the corpus again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+import pyarrow as pa
+
+from ..policies import Finding, Policy, load
+from ..records import MARK, Bad, Chunk, Record, Row, parse, render
+from ..splitting import split
+from .canaries import CanaryChunk
+from .near import signature
+from .treatment import Span, Treated, blank, locate, treat, units_of
+
+DIGEST = 16  # bytes of a keyed digest
+_SPAN = pa.struct([("start", pa.int32()), ("end", pa.int32())])
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("text", pa.string()),
+        ("group", pa.string()),
+        ("turns", pa.list_(pa.struct([("role", pa.string()), ("start", pa.int32()), ("end", pa.int32())]))),
+        ("private", pa.bool_()),
+        ("raw", pa.string()),  # of private records, as read
+        (
+            "spans",
+            pa.list_(
+                pa.struct(
+                    [
+                        ("start", pa.int32()),
+                        ("end", pa.int32()),
+                        ("type", pa.string()),
+                        ("policy", pa.string()),
+                        ("score", pa.float32()),
+                    ]
+                )
+            ),
+        ),
+        ("row", pa.int64()),  # of the file
+        ("identity", pa.binary(DIGEST)),  # keyed digest of the document's id, where ids come from the data
+        ("units", pa.list_(_SPAN)),  # what dedup compares; null: the whole record
+        ("digests", pa.list_(pa.binary(DIGEST))),  # of the units, where dedup looks at them
+        ("signature", pa.list_(pa.uint32())),  # of public records, for near-duplicates
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The public choices of a screening: all that a worker must know, besides the key."""
+
+    policy: str
+    conservative: str = "everything"
+    unit: str = "document"
+    max_words: int | None = None
+    context: str = "record"
+    order: str = "redact-dedup"
+    dedup: str = "exact"
+    dedup_unit: str | None = None
+    public_dedup: str = "off"
+    key: bytes = field(default=b"", repr=False)  # of all digests; secret
+
+
+class Screener:
+    """The policies, loaded once in a process, and what they make of a chunk."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.policy = load(rules.policy)
+        self.conservative: Policy | None = None if rules.conservative == "everything" else load(rules.conservative)
+        self.whole_group = rules.context == "group"
+
+    def raw_digests(self, chunk: Chunk | CanaryChunk) -> list[list[bytes]]:
+        """The digests of each record's units before redaction: what the paper's order compares."""
+        rows, _ = _rows(chunk)
+        return [
+            self._digests(record.text, self._units(record) or [(0, len(record.text))])
+            for row in rows
+            for record in split(row.record, self.rules.unit, self.rules.max_words)
+        ]
+
+    def screen(self, chunk: Chunk | CanaryChunk, duplicates: Mapping[int, frozenset[int]] | None = None) -> pa.Table:
+        """Screen a chunk. `duplicates` (the paper's order): units to mask beforehand, by the record's place in the chunk.
+
+        *Formal guarantees.* A pure function of the chunk, the rules and `duplicates`; each record's row depends on that
+        record alone, or on its whole document where the rules say so.
+        """
+        rows, bad = _rows(chunk)
+        forced = chunk.forced if isinstance(chunk, CanaryChunk) else {}
+        columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
+        counts: Counter[str] = Counter()
+        largest = most = 0
+        for row in rows:
+            records = split(row.record, self.rules.unit, self.rules.max_words)
+            largest = max(largest, len(records))
+            counts["characters"] += len(row.record.text)
+            for treated, record in self._document(row.record, records, forced, duplicates or {}, len(columns["id"])):
+                self._add(columns, treated, record, row, chunk.ids_given)
+                most = max(most, len(treated.units))
+                counts.update(f"type {finding.type}" for finding in treated.findings)
+        counts["documents"] = 0 if forced or isinstance(chunk, CanaryChunk) else len(rows)
+        notes = {"bad": bad, "counts": counts, "largest group": largest, "most units": most}
+        metadata = {b"confide": json.dumps(notes).encode(), b"name": chunk.name.encode()}
+        return pa.table(columns, schema=SCHEMA.with_metadata(metadata))
+
+    def _document(
+        self,
+        document: Record,
+        records: list[Record],
+        forced: Mapping[str, tuple[str, bool]],
+        duplicates: Mapping[int, frozenset[int]],
+        place: int,
+    ) -> Iterable[tuple[Treated, Record]]:
+        """What becomes of each record of a document."""
+        given = self._dialogue(document, records) if self.whole_group else None
+        flagged = False
+        if given is not None:
+            flagged = any(given) or MARK in document.text
+            flagged = flagged or self.conservative is None or bool(self.conservative.find(document.text))
+        for i, record in enumerate(records):
+            findings = None if given is None else given[i]
+            secret, found = forced.get(document.id, ("", False))
+            if secret:
+                findings = _planted(record.text, secret) if found else []
+            original, units = record, self._units(record)
+            if place + i in duplicates:
+                record, units = blank(record, units or [(0, len(record.text))], duplicates[place + i], MARK)
+            treated = treat(record, self.policy, self.conservative, findings, units)
+            if (flagged or secret) and not treated.private:
+                treated = Treated(treated.text, treated.turns, treated.units, treated.findings, True)
+            yield treated, original
+
+    def _dialogue(self, document: Record, records: list[Record]) -> list[list[Finding]]:
+        """The findings of the whole document, each in the record where it lies."""
+        found = self.policy.find(document.text)
+        places = locate(document, records)
+        shares: list[list[Finding]] = []
+        for record, (low, high) in zip(records, places, strict=True):
+            shift = low - (record.turns[0].start if record.turns else 0)
+            cut = [f._replace(start=max(f.start, low) - shift, end=min(f.end, high) - shift) for f in found]
+            shares.append([f for f in cut if f.start < f.end])
+        return shares
+
+    def _units(self, record: Record) -> list[Span] | None:
+        return units_of(record, self.rules.dedup_unit) if self.rules.dedup_unit else None
+
+    def _digests(self, text: str, units: Iterable[Span]) -> list[bytes]:
+        return [self.digest(text[start:end]) for start, end in units]
+
+    def digest(self, text: str) -> bytes:
+        """A keyed digest: without the key it confirms no guess."""
+        return blake2b(text.encode(), digest_size=DIGEST, key=self.rules.key).digest()
+
+    def _add(self, columns: dict[str, list[Any]], treated: Treated, record: Record, row: Row, ids_given: bool) -> None:
+        rules = self.rules
+        compared = rules.order == "redact-dedup" and (
+            rules.dedup != "off" if treated.private else rules.public_dedup == "exact"
+        )
+        near = rules.public_dedup == "near" and not treated.private
+        columns["id"].append(record.id)
+        columns["text"].append(treated.text)
+        columns["group"].append(record.group)
+        columns["turns"].append([(turn.role, turn.start, turn.end) for turn in treated.turns] or None)
+        columns["private"].append(treated.private)
+        columns["raw"].append(render(record.text) if treated.private else None)
+        columns["spans"].append(treated.findings if treated.private else None)
+        columns["row"].append(row.row)
+        columns["identity"].append(self.digest(row.record.id) if ids_given else None)
+        columns["units"].append(treated.units if rules.dedup_unit else None)
+        columns["digests"].append(self._digests(treated.text, treated.units) if compared else None)
+        columns["signature"].append(signature(treated.text) if near else None)
+
+
+def notes_of(table: pa.Table) -> dict[str, Any]:
+    """What the screener noted about a chunk: bad rows, counts, and the size of its largest document."""
+    found: dict[str, Any] = json.loads(table.schema.metadata[b"confide"])
+    return found
+
+
+def _rows(chunk: Chunk | CanaryChunk) -> tuple[list[Row], list[Bad]]:
+    return (chunk.rows, []) if isinstance(chunk, CanaryChunk) else parse(chunk)
+
+
+def _planted(text: str, secret: str) -> list[Finding]:
+    start = text.find(secret)
+    return [Finding(start, start + len(secret), "CANARY", "planted")] if start >= 0 else []

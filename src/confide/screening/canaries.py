@@ -1,0 +1,151 @@
+"""Canaries: invented secrets planted among the records, so that attacks can measure what a model remembers.
+
+In: a few words such as `crt` or `audit,number=200`. Out: documents that pass through the same screening as all others,
+and the two files that attacks need: what was planted, and (apart from it) how the coins fell.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets as entropy
+import string
+from dataclasses import asdict, dataclass, fields, replace
+from random import Random
+from typing import Any
+
+from ..errors import BadInput
+from ..records import MARK, Record, Row, escape
+
+ALPHABETS = {"digits": string.digits, "letters": string.ascii_uppercase, "code": string.ascii_uppercase + string.digits}
+POLICIES = ("as-is", "missed", "found")
+_SLOT = re.compile(r"\{(digits|letters|code):(\d{1,2})\}")
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """What to plant. `format` has one slot such as {digits:6}, or `secret` names the one value in it.
+
+    `policy`: "as-is" leaves the finding to the policy; "missed" makes it overlook the secret (the record is private all
+    the same, as an audit of a missed secret needs); "found" makes it find it. With `coins` each canary is present or
+    already masked by a fair coin.
+    """
+
+    format: str = "My ID is: {digits:6}"
+    number: int = 10
+    copies: int = 1
+    policy: str = "as-is"
+    coins: bool = False
+    secret: str = ""
+    seed: int | None = None  # None: the operating system's entropy
+
+    def __post_init__(self) -> None:
+        slots = _SLOT.findall(self.format)
+        if len(slots) != 1 or not 1 <= int(slots[0][1]) <= 40:
+            raise BadInput("canaries: the format has one slot of 1 to 40 signs: {digits:6}, {letters:8} or {code:10}")
+        if self.policy not in POLICIES:
+            raise BadInput(f"canaries: policy must be one of {', '.join(POLICIES)}")
+        if not 1 <= self.copies <= 10**6 or not 1 <= self.number <= 10**6 or self.copies * self.number > 10**7:
+            raise BadInput("canaries: number and copies are at least 1, and at most ten million together")
+        if self.space < 2 * self.number and not self.secret:
+            raise BadInput(f"canaries: {self.number} different values need a larger space than {self.space}")
+        if self.secret and (self.number != 1 or len(self.secret) != int(slots[0][1])):
+            raise BadInput("canaries: a fixed secret fits the slot and stands alone (number=1)")
+
+    @property
+    def slot(self) -> tuple[str, int]:
+        kind, length = _SLOT.findall(self.format)[0]
+        return ALPHABETS[kind], int(length)
+
+    @property
+    def space(self) -> int:
+        """How many values a canary may have."""
+        alphabet, length = self.slot
+        return int(len(alphabet) ** length)
+
+
+PRESETS = {
+    "crt": Canaries(copies=20),
+    "sdp": Canaries(format="My ID is {digits:6}.", number=1, copies=10, secret="341752"),
+    "jft": Canaries(format="My ID is {digits:6}.", number=10, copies=1),
+    "audit": Canaries(number=1000, policy="missed", coins=True),
+}
+
+
+def parse_canaries(spec: str) -> Canaries:
+    """Read `preset,name=value,…`; the format comes last, since it may hold commas.
+
+    >>> parse_canaries("audit,number=200").coins
+    True
+    """
+    spec, _, given_format = spec.partition("format=")
+    canaries = Canaries()
+    changes: dict[str, Any] = {"format": given_format} if given_format else {}
+    kinds = {field.name: field.type for field in fields(Canaries)}
+    for i, part in enumerate(part.strip() for part in spec.split(",") if part.strip()):
+        name, equals, value = part.partition("=")
+        if i == 0 and not equals and name in PRESETS:
+            canaries = PRESETS[name]
+        elif equals and name in kinds and name != "format":
+            changes[name] = _value(name, value)
+        else:
+            raise BadInput(
+                f"canaries: {part[:40]!r} is neither a preset ({', '.join(PRESETS)}) at the start nor one of "
+                "number=, copies=, policy=, coins=, secret=, seed=, format="
+            )
+    return replace(canaries, **changes)
+
+
+def _value(name: str, value: str) -> Any:
+    if name == "coins":
+        if value not in ("yes", "no"):
+            raise BadInput("canaries: coins is yes or no")
+        return value == "yes"
+    if name in ("number", "copies", "seed"):
+        if not (value.isascii() and value.isdecimal() and len(value) < 19):
+            raise BadInput(f"canaries: {name} is a whole number")
+        return int(value)
+    return value
+
+
+@dataclass(frozen=True)
+class CanaryChunk:
+    """The canaries as a last chunk of the corpus. `forced`: by document, the secret and whether it is to be found."""
+
+    number: int
+    rows: list[Row]
+    forced: dict[str, tuple[str, bool]]
+    name: str = "canaries"
+    ids_given: bool = False
+
+
+def plant(canaries: Canaries) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Draw the secrets and the coins. Out: what was planted, and the coins, as plain data to be kept apart."""
+    coins: Random = entropy.SystemRandom() if canaries.seed is None else Random(f"canaries {canaries.seed}")
+    alphabet, length = canaries.slot
+    values: dict[str, None] = {canaries.secret: None} if canaries.secret else {}
+    while len(values) < canaries.number:
+        values["".join(coins.choices(alphabet, k=length))] = None
+    planted = {
+        **asdict(canaries),
+        "space": canaries.space,
+        "bits": math.log2(canaries.space),
+        "canaries": [{"id": f"canary-{i}", "secret": value} for i, value in enumerate(values)],
+    }
+    present = [bool(coins.getrandbits(1)) if canaries.coins else True for _ in values]
+    return planted, {"present": present}
+
+
+def canary_chunk(number: int, planted: dict[str, Any], coins: dict[str, Any]) -> CanaryChunk:
+    """The documents to screen: the secret, or the mark in its place where the coin says so."""
+    rows: list[Row] = []
+    forced: dict[str, tuple[str, bool]] = {}
+    for canary, present in zip(planted["canaries"], coins["present"], strict=True):
+        before, after = (escape(part) for part in (_SLOT.sub("\0", planted["format"], count=1)).split("\0"))
+        text = before + (canary["secret"] if present else MARK) + after
+        for copy in range(planted["copies"]):
+            name = f"{canary['id']}-{copy}"
+            rows.append(Row(len(rows) + 1, Record(name, text, name)))
+            if planted["policy"] != "as-is":
+                forced[name] = (canary["secret"], planted["policy"] == "found")
+    return CanaryChunk(number, rows, forced)

@@ -1,0 +1,150 @@
+"""Where the work runs: in this process, in a pool of processes, or on a Ray cluster. The results are the same.
+
+Chunks go in, results come out in the order of the chunks; only a few are under way at a time, so that memory stays
+bounded and nothing is spilled to disk on the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import Any
+
+from ..errors import BadInput, ConfideError
+from .batches import Rules, Screener
+
+Job = tuple[str, Any]  # the name of a method of Screener, and its arguments
+Executor = Callable[[Iterable[Job]], Iterator[Any]]
+
+_screener: Screener | None = None  # of a worker process
+
+
+def _start(rules: Rules) -> None:
+    global _screener
+    _screener = Screener(rules)
+
+
+def _work(job: Job) -> Any:
+    assert _screener is not None
+    return do(_screener, job)
+
+
+def do(screener: Screener, job: Job) -> Any:
+    """Run one job. An unexpected error keeps its kind and loses its message, which may quote a record."""
+    method, arguments = job
+    try:
+        return getattr(screener, method)(*arguments)
+    except ConfideError:
+        raise
+    except Exception as error:
+        last = error.__traceback__
+        while last and last.tb_next:
+            last = last.tb_next
+        where = f"{os.path.basename(last.tb_frame.f_code.co_filename)}:{last.tb_lineno}" if last else "?"
+        raise ConfideError(
+            f"screening failed in {arguments[0].name} with {type(error).__name__} at {where}; this is a mistake in confide or "
+            "in a policy of yours"
+        ) from None
+
+
+@contextlib.contextmanager
+def executor(rules: Rules, workers: int, cluster: str | None = None) -> Iterator[Executor]:
+    """The place where jobs run, set up once and taken down at the end."""
+    if cluster is not None:
+        with _ray(rules, cluster) as run:
+            yield run
+    elif workers == 1:
+        screener = Screener(rules)
+        yield lambda jobs: (do(screener, job) for job in jobs)
+    else:
+        pool = ProcessPoolExecutor(workers, get_context("spawn"), _start, (rules,))
+        try:
+            yield lambda jobs: _ordered(jobs, lambda job: pool.submit(_work, job), workers)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _ordered(jobs: Iterable[Job], submit: Callable[[Job], Future[Any]], workers: int) -> Iterator[Any]:
+    waiting: deque[Future[Any]] = deque()
+    try:
+        for job in jobs:
+            waiting.append(submit(job))
+            if len(waiting) > 2 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool:
+        raise ConfideError(
+            "a worker process died (out of memory, or killed); what is done is kept: go on with --resume, perhaps with "
+            "fewer --workers"
+        ) from None
+
+
+class _Actor:
+    """A worker on the cluster; the policies are loaded once in it."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._screener = Screener(rules)
+
+    def work(self, job: Job) -> Any:
+        return do(self._screener, job)
+
+
+@contextlib.contextmanager
+def _ray(rules: Rules, address: str) -> Iterator[Executor]:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # before the import: no telemetry
+    try:
+        ray: Any = importlib.import_module("ray")
+    except ImportError:
+        raise BadInput("--cluster needs Ray: pip install 'confide[cluster]'") from None
+    if address != "auto" and not address.startswith("ray://"):
+        raise BadInput("--cluster is `auto` (a cluster that this machine belongs to) or ray://HOST:PORT")
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError, ImportError) as error:
+        raise BadInput(
+            f"no Ray cluster answers at {address} ({type(error).__name__}); start one with `ray start --head`"
+        ) from None
+    try:
+        size = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        actor = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)(_Actor)
+        yield lambda jobs: _on_actors(ray, [actor.remote(rules) for _ in range(size)], jobs)
+    finally:
+        ray.shutdown()
+
+
+def _on_actors(ray: Any, actors: list[Any], jobs: Iterable[Job]) -> Iterator[Any]:
+    """Give each idle actor the next job, hand results on in order. A dead actor is started again and its job repeated."""
+    idle = deque(actors * 2)  # two jobs an actor: the next one is there when the first is done
+    order: deque[Any] = deque()
+    busy: dict[Any, Any] = {}
+    for job in jobs:
+        while not idle or len(order) > 4 * len(actors):
+            if order[0] in busy or not idle:
+                done, _ = ray.wait(list(busy), num_returns=1)
+                idle.extend(busy.pop(reference) for reference in done)
+            while order and order[0] not in busy:
+                yield _result(ray, order.popleft())
+        actor = idle.popleft()
+        reference = actor.work.remote(job)
+        busy[reference] = actor
+        order.append(reference)
+    while order:
+        yield _result(ray, order.popleft())
+
+
+def _result(ray: Any, reference: Any) -> Any:
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause
+        raise cause if isinstance(cause, ConfideError) else ConfideError("a worker on the cluster failed") from None
+    except ray.exceptions.RayError as error:
+        raise ConfideError(f"the cluster lost a job ({type(error).__name__}); go on with --resume") from None

@@ -1,0 +1,173 @@
+"""The folder that screening writes: `public/`, `private/` and `manifest.json`, complete or not there at all.
+
+Work goes on in `FOLDER.partial`, which becomes FOLDER by one rename at the very end. A killed run leaves the partial
+folder, from which `--resume` goes on; nothing ever looks whole that is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..errors import BadInput
+from .batches import SCHEMA
+
+FILE_ROWS = 1 << 18
+SENSITIVE = (
+    "SENSITIVE. This folder holds raw text with secrets in it, and the key of its digests. Do not copy, publish or back it up "
+    "with less care than the corpus itself.\n"
+)
+PARTS = {"public": ("id", "text", "group", "turns"), "private": ("id", "text", "group", "turns", "raw", "spans")}
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file for its owner only, whole or not at all."""
+    waiting = path.with_name(path.name + ".new")
+    waiting.unlink(missing_ok=True)
+    with os.fdopen(os.open(waiting, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(waiting, path)
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Keep a chunk's result in the work folder, whole or not at all; it can be computed again if it is lost."""
+    waiting = path.with_suffix(".new")
+    waiting.unlink(missing_ok=True)
+    with os.fdopen(os.open(waiting, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(waiting, path)
+
+
+def read_table(path: Path) -> pa.Table | None:
+    """A chunk's result, or None if there is none that can be read."""
+    try:
+        with pa.OSFile(str(path)) as file:
+            return pa.ipc.open_file(file).read_all()
+    except (OSError, pa.ArrowInvalid):
+        return None
+
+
+class Parts:
+    """The Parquet files of one part, a new one whenever the last is full."""
+
+    def __init__(self, folder: Path, part: str) -> None:
+        shutil.rmtree(folder / part, ignore_errors=True)
+        (folder / part).mkdir(mode=0o700)
+        self._folder, self._columns = folder / part, PARTS[part]
+        self._schema = pa.schema([SCHEMA.field(name) for name in self._columns])
+        self._writer: pq.ParquetWriter | None = None
+        self._file: Any = None
+        self._rows = self._files = self.records = 0
+
+    def write(self, table: pa.Table) -> None:
+        if not len(table):
+            return
+        if self._writer is None or self._rows >= FILE_ROWS:
+            self.close()
+            path = self._folder / f"{self._files:05d}.parquet"
+            self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+            # No statistics: a column's least and greatest text would stand in the file's footer.
+            self._writer = pq.ParquetWriter(
+                self._file, self._schema, compression="zstd", compression_level=1, write_statistics=False
+            )
+            self._files += 1
+            self._rows = 0
+        self._writer.write_table(table.select(list(self._columns)).replace_schema_metadata())
+        self._rows += len(table)
+        self.records += len(table)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._writer = None
+
+    def finish(self) -> None:
+        """Close; an empty part still has a file with its columns."""
+        if not self._files:
+            path = self._folder / "00000.parquet"
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                pq.write_table(self._schema.empty_table(), file)
+        self.close()
+
+
+@contextlib.contextmanager
+def partial_folder(out: Path, plan: dict[str, Any], resume: bool) -> Iterator[Path]:
+    """The folder to work in, locked. It stays after a kill or an interrupt, and goes after an error of the input."""
+    folder = out.with_name(out.name + ".partial")
+    if out.exists():
+        raise BadInput(f"{out} exists and is never overwritten; name a new folder with -o")
+    if folder.exists() and not resume:
+        raise BadInput(f"{folder} holds a screening that did not end; complete it with --resume, or remove that folder")
+    if resume and not folder.exists():
+        raise BadInput(f"there is nothing to resume: {folder} does not exist")
+    _make(folder)
+    with open(os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600), "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BadInput(f"another process is screening into {folder}") from None
+        _same_plan(folder, plan)
+        try:
+            yield folder
+        except BadInput:
+            if not resume:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder / "work").mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"cannot create the folder {folder}: {error.strerror}") from None
+
+
+def _same_plan(folder: Path, plan: dict[str, Any]) -> None:
+    """What is resumed must have been begun with the same corpus and the same options."""
+    path = folder / "plan.json"
+    if path.exists():
+        before = json.loads(path.read_text())
+        differing = sorted(name for name in before.keys() | plan.keys() if before.get(name) != plan.get(name))
+        if differing:
+            raise BadInput(
+                f"{folder} was begun with another {', '.join(differing)}; resume with the same, or remove that folder"
+            )
+    else:
+        write_private(path, json.dumps(plan))
+
+
+def finish(folder: Path, out: Path) -> None:
+    """Take away what was only for the work, and give the folder its name. From here on it is whole."""
+    shutil.rmtree(folder / "work", ignore_errors=True)
+    for name in ("plan.json", "lock"):
+        (folder / name).unlink(missing_ok=True)
+    for path in (folder / "public", folder / "private", folder):
+        _sync(path)
+    os.rename(folder, out)
+    _sync(out.parent)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,406 @@
+"""Screening from end to end: a corpus in, a folder with a public and a private part out."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets as entropy
+import shutil
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from .. import readers
+from ..errors import BadInput, ConfideError
+from ..policies import Policy, load
+from ..readers import Source
+from ..records import MASK, Bad, Chunk, Fields, Record, Turn
+from .batches import DIGEST, Rules, notes_of
+from .canaries import CanaryChunk, canary_chunk, parse_canaries, plant
+from .dedup import Bloom, Shuffle, bloom_copies, verified_copies
+from .executors import Executor, Job, executor
+from .manifest import manifest
+from .output import SENSITIVE, Parts, finish, partial_folder, read_table, write_private, write_table
+from .slots import IDENTITY, PRIVATE, PUBLIC, Later, Marked, enter, flat_digests
+from .treatment import blank
+
+if TYPE_CHECKING:
+    from ..accounting import Setting
+
+CHUNK = 1 << 20  # bytes of a chunk
+DEDUPS = ("off", "exact", "bloom", "bloom-verified")
+
+Tick = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything a user may choose about a screening, besides the corpus and the place of the output."""
+
+    policy: str
+    conservative: str = "everything"
+    unit: str = "document"
+    max_words: int | None = None
+    context: str = "record"
+    dedup: str | None = None  # None: exact for documents, off for turns and sentences
+    max_copies: int = 1
+    order: str = "redact-dedup"
+    dedup_unit: str | None = None
+    public_dedup: str = "off"
+    bloom_delta: float = 1e-9
+    canaries: str | None = None
+    fields: Fields = field(default_factory=Fields)
+    text_as: str = "file"
+    skip_bad: bool = False
+    chunk: int = CHUNK
+
+    def checked(self) -> Options:
+        """The options with defaults filled in, or a refusal."""
+        choices = {
+            "unit": ("document", "turn", "sentence"),
+            "context": ("record", "group"),
+            "order": ("redact-dedup", "dedup-redact"),
+            "dedup": (None, *DEDUPS),
+            "dedup_unit": (None, "turn", "sentence"),
+            "public_dedup": ("off", "exact", "near"),
+            "text_as": readers.TEXT_AS,
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise BadInput(f"--{name.replace('_', '-')} must be one of {', '.join(str(c) for c in allowed if c)}")
+        chosen = replace(self, dedup=self.dedup or ("exact" if self.unit == "document" else "off"))
+        if chosen.max_words is not None and chosen.max_words < 1:
+            raise BadInput("--max-words must be at least 1")
+        if not 1 <= chosen.max_copies <= 10**6:
+            raise BadInput("--max-copies must be at least 1")
+        if chosen.max_copies > 1 and chosen.dedup != "exact":
+            raise BadInput("--max-copies needs --dedup exact")
+        if chosen.dedup_unit and (
+            chosen.dedup == "off" or chosen.dedup_unit == chosen.unit or chosen.unit == "sentence"
+        ):
+            raise BadInput("--dedup-unit names a unit smaller than the record's --unit, and needs dedup")
+        if chosen.order == "dedup-redact" and chosen.dedup == "off":
+            raise BadInput("--order dedup-redact needs dedup: add --dedup exact")
+        if chosen.order == "dedup-redact" and chosen.public_dedup != "off":
+            raise BadInput(
+                "--public-dedup goes with the default order only: in the paper's order dedup covers both parts"
+            )
+        if chosen.context == "group" and chosen.fields.group is not None:
+            raise BadInput("--context group reads whole documents; give one dialogue a row, without --group-field")
+        if not 0 < chosen.bloom_delta < 1:
+            raise BadInput("--bloom-delta must lie between 0 and 1")
+        return chosen
+
+
+@dataclass(frozen=True)
+class Screened:
+    """A screened corpus on disk."""
+
+    folder: Path
+    manifest: dict[str, Any]
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Screened:
+        """Open a folder that `screen` has written."""
+        folder = Path(folder)
+        try:
+            return cls(folder, json.loads((folder / "manifest.json").read_text("utf-8")))
+        except OSError:
+            raise BadInput(
+                f"{folder} is no screened corpus: it has no manifest.json; make one with `confide screen`"
+            ) from None
+        except ValueError:
+            raise BadInput(f"{folder / 'manifest.json'} is damaged; screen the corpus again") from None
+
+    def batches(self, part: str, columns: Sequence[str] = ("id", "text", "group")) -> Iterator[pa.RecordBatch]:
+        """The records of a part, batch by batch; only the columns asked for are read."""
+        for path in sorted((self.folder / part).glob("*.parquet")):
+            with pq.ParquetFile(path) as file:
+                yield from file.iter_batches(columns=list(columns))
+
+    def setting(self, **training: Any) -> Setting:
+        """What a certificate must know about this corpus, joined with a run's choices (method, clipping norm, …)."""
+        from ..accounting import Setting
+
+        return Setting(**{**self.manifest["certificate"], **training})
+
+
+def screen(
+    corpus: str | Sequence[str],
+    policy: str | None = None,
+    out: str | Path = "screened",
+    *,
+    options: Options | None = None,
+    workers: int | None = None,
+    cluster: str | None = None,
+    resume: bool = False,
+    key: bytes | None = None,
+    tick: Tick = lambda size: None,
+    **choices: Any,
+) -> Screened:
+    """Split, route, redact and deduplicate a corpus into a public and a private part.
+
+    `corpus`: files, folders, globs or URIs. Further `choices` are those of `Options`. `key`: of the digests; drawn at
+    random if not given. `tick` is called with the bytes of each chunk that is done.
+
+    *Formal guarantees.* Splitting comes before everything else and never again; each record is treated alone; a record with a
+    mask or a finding is private; with the default order dedup looks at redacted private text only and keeps every slot.
+    Hence masking one secret in the split corpus leaves the public part and the number of private records as they are, and
+    changes at most `k` private records, the k of the manifest (guarantees §2-3).
+    """
+    if options is None:
+        if policy is None:
+            raise BadInput("name a policy: what counts as a secret? `confide policies` lists them")
+        options = Options(policy, **choices)
+    options = options.checked()
+    found, conservative = load(options.policy), load(options.conservative)
+    if (found.whole_group or conservative.whole_group) and options.unit != "document":
+        options = replace(options, context="group").checked()
+    out = Path(out)
+    files = readers.sources([corpus] if isinstance(corpus, str) else list(corpus))
+    plan = {"options": json.loads(json.dumps(asdict(options))), "corpus": _fingerprint(files)}
+    with partial_folder(out, plan, resume) as folder:
+        if not (folder / "manifest.json").exists():
+            rules = _rules(options, _key(folder, key))
+            write_private(folder / "SENSITIVE", SENSITIVE)
+            work = _Work(folder, files, options, rules, tick)
+            with executor(rules, workers or _workers(files), cluster) as run:
+                work.run(run)
+            manifest = work.write(found, conservative)
+            write_private(folder / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+        finish(folder, out)
+    return Screened.open(out)
+
+
+def _workers(files: Sequence[Source]) -> int:
+    """One process for a corpus of a chunk or two: starting others would take longer."""
+    return 1 if corpus_size(files) <= 2 * CHUNK else os.cpu_count() or 1
+
+
+def corpus_size(files: Sequence[Source]) -> int:
+    """Bytes of all files as they lie on disk."""
+    return sum(source.filesystem.size(source.path) or 0 for source in files)
+
+
+def _fingerprint(files: Sequence[Source]) -> str:
+    """Names and sizes of the corpus's files: enough to see that another one is resumed."""
+    facts = [(source.name, source.filesystem.size(source.path)) for source in files]
+    return blake2b(json.dumps(facts).encode(), digest_size=DIGEST).hexdigest()
+
+
+def _key(folder: Path, given: bytes | None) -> bytes:
+    """The key of all digests: drawn once, kept with the screened text and nowhere else."""
+    path = folder / "key"
+    if not path.exists():
+        write_private(path, (given or entropy.token_bytes(32)).hex() + "\n")
+    return bytes.fromhex(path.read_text().strip())
+
+
+def _rules(options: Options, key: bytes) -> Rules:
+    return Rules(
+        policy=options.policy,
+        conservative=options.conservative,
+        unit=options.unit,
+        max_words=options.max_words,
+        context=options.context if options.unit != "document" else "record",
+        order=options.order,
+        dedup=options.dedup or "off",
+        dedup_unit=options.dedup_unit,
+        public_dedup=options.public_dedup,
+        key=key,
+    )
+
+
+class _Work:
+    """A screening under way in its partial folder."""
+
+    def __init__(self, folder: Path, files: Sequence[Source], options: Options, rules: Rules, tick: Tick) -> None:
+        self.folder, self.files, self.options, self.rules, self.tick = folder, files, options, rules, tick
+        self.chunks = 0
+        self.counts: Counter[str] = Counter()
+        self.bloom_delta = 0.0
+        self.planted = self._canaries()
+
+    def _canaries(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """What is planted, drawn once; the coins lie in a file of their own."""
+        if self.options.canaries is None:
+            return None
+        paths = self.folder / "canaries.json", self.folder / "coins.json"
+        if not all(path.exists() for path in paths):
+            for path, plain in zip(paths, plant(parse_canaries(self.options.canaries)), strict=True):
+                write_private(path, json.dumps(plain, indent=1) + "\n")
+        planted, coins = (json.loads(path.read_text()) for path in paths)
+        return planted, coins
+
+    def _chunks(self) -> Iterator[Chunk | CanaryChunk]:
+        number = -1
+        for chunk in readers.chunks(self.files, self.options.fields, self.options.text_as, self.options.chunk):
+            number = chunk.number
+            yield chunk
+        if self.planted:
+            yield canary_chunk(number + 1, *self.planted)
+
+    def _path(self, number: int) -> Path:
+        return self.folder / "work" / f"{number:08d}.arrow"
+
+    def run(self, run: Executor) -> None:
+        """Screen every chunk that is not done yet; each result is on disk before the next step."""
+        if self.options.order == "redact-dedup":
+            self._screen(run, None)
+            return
+        with Shuffle(self._fresh("paper")) as shuffle:
+            self._screen(run, Later(self._copies(shuffle, self._compare_raw(run, shuffle), PRIVATE)))
+
+    def _screen(self, run: Executor, duplicates: Later | None) -> None:
+        todo: deque[tuple[int, int]] = deque()
+
+        def jobs() -> Iterator[Job]:
+            for chunk in self._chunks():
+                self.chunks = chunk.number + 1
+                mine = duplicates.of(chunk.number) if duplicates else None
+                if self._path(chunk.number).exists():
+                    self.tick(_size(chunk))
+                else:
+                    todo.append((chunk.number, _size(chunk)))
+                    yield "screen", (chunk, mine)
+
+        for table in run(jobs()):
+            number, size = todo.popleft()
+            self._stop_at_bad(notes_of(table)["bad"])
+            write_table(self._path(number), table)
+            self.tick(size)
+        if not self.chunks:
+            raise BadInput("the corpus is empty: none of its files holds a row")
+
+    def _stop_at_bad(self, bad: list[Any]) -> None:
+        if bad and not self.options.skip_bad:
+            more = f", and {len(bad) - 1} more near it" if len(bad) > 1 else ""
+            raise BadInput(
+                f"{Bad(*bad[0])}{more}; nothing was written. Mend the corpus, or count and skip bad rows with --skip-bad"
+            )
+
+    def _compare_raw(self, run: Executor, shuffle: Shuffle) -> int:
+        """The paper's order: a first pass over the corpus, in which all units are compared as they were read."""
+        numbers: deque[int] = deque()
+
+        def jobs() -> Iterator[Job]:
+            for chunk in self._chunks():
+                numbers.append(chunk.number)
+                yield "raw_digests", (chunk,)
+
+        return sum(shuffle.add(PRIVATE, *flat_digests(digests, numbers.popleft())) for digests in run(jobs()))
+
+    def _fresh(self, name: str) -> Path:
+        """A folder for a shuffle; what a killed run left there is removed."""
+        shutil.rmtree(self.folder / "work" / name, ignore_errors=True)
+        return self.folder / "work" / name
+
+    def _copies(self, shuffle: Shuffle, units: int, part: int) -> Iterator[int]:
+        """The slots of private duplicates, as the options want them found."""
+        if self.options.dedup == "exact":
+            return shuffle.later_copies(part, self.options.max_copies)
+        bloom = Bloom(units, self.options.bloom_delta, self.rules.key)
+        if self.options.dedup == "bloom-verified":
+            return verified_copies(shuffle.ordered(part), shuffle.ordered(part), bloom)
+        self.bloom_delta = bloom.delta
+        return bloom_copies(shuffle.ordered(part), bloom)
+
+    def write(self, policy: Policy, conservative: Policy) -> dict[str, Any]:
+        """Deduplicate what was screened and write both parts. Out: the manifest."""
+        public, private = Parts(self.folder, "public"), Parts(self.folder, "private")
+        with Shuffle(self._fresh("dedup")) as shuffle:
+            units = self._enter(shuffle)
+            masked = Later(
+                self._copies(shuffle, units, PRIVATE) if units and self.options.order == "redact-dedup" else iter(())
+            )
+            near = self.options.public_dedup == "near"
+            dropped = Later(shuffle.near_copies() if near else shuffle.later_copies(PUBLIC))
+            doubled = Later(shuffle.later_copies(IDENTITY))
+            total = 0
+            for number in range(self.chunks):
+                table = self._masked(self._read(number), masked.of(number))
+                table = self._without(table, doubled.of(number), dropped.of(number))
+                flags = table["private"].combine_chunks()
+                public.write(table.filter(pc.invert(flags)))
+                private.write(table.filter(flags))
+                total += self._digest(table)
+                self.counts["mask-only"] += pc.sum(pc.and_(flags, pc.equal(table["text"], MASK))).as_py() or 0
+        public.finish()
+        private.finish()
+        if not public.records + private.records:
+            raise BadInput("the corpus is empty: no row of it could be used")
+        digest = f"{total % (1 << 256):064x}"
+        facts = (self.options, policy, conservative, self.counts, self.bloom_delta)
+        return manifest(*facts, public.records, private.records, digest, self.planted[0] if self.planted else None)
+
+    def _read(self, number: int) -> pa.Table:
+        table = read_table(self._path(number))
+        if table is None:
+            self._path(number).unlink(missing_ok=True)
+            raise ConfideError(f"the work file {self._path(number).name} was damaged; run again with --resume")
+        return table
+
+    def _enter(self, shuffle: Shuffle) -> int:
+        """Enter what is to be compared, and add up what was noted. Out: how many private units there are."""
+        units = 0
+        for number in range(self.chunks):
+            table = self._read(number)
+            notes = notes_of(table)
+            self.counts.update(notes["counts"])
+            self.counts["bad rows"] += len(notes["bad"])
+            for name in ("largest group", "most units"):
+                self.counts[name] = max(self.counts[name], notes[name])
+            units += enter(shuffle, table, number)
+        return units
+
+    def _without(self, table: pa.Table, doubled: Marked, dropped: Marked) -> pa.Table:
+        """Leave out public duplicates, and documents whose id an earlier one has."""
+        if doubled:
+            rows = {table["row"][place].as_py() for place in doubled}
+            name = table.schema.metadata[b"name"].decode()
+            self._stop_at_bad([Bad(name, row, "an earlier row has the same id") for row in sorted(rows)])
+            self.counts["bad rows"] += len(rows)
+        keep = np.ones(len(table), dtype=bool)
+        keep[list(dropped)] = False
+        self.counts["public duplicates"] += len(dropped)
+        if doubled:
+            keep &= ~np.isin(table["row"].to_numpy(), list(rows))
+        return table if keep.all() else table.filter(pa.array(keep))
+
+    def _masked(self, table: pa.Table, marked: Marked) -> pa.Table:
+        """Put a mask in the place of private duplicates; every record keeps its place."""
+        if not marked:
+            return table
+        texts, turns = table["text"].to_pylist(), table["turns"].to_pylist()
+        for place, which in marked.items():
+            record = Record("", texts[place], "", tuple(Turn(**turn) for turn in turns[place] or ()))
+            units = table["units"][place].as_py() or [{"start": 0, "end": len(record.text)}]
+            record, _ = blank(record, [(unit["start"], unit["end"]) for unit in units], which, MASK)
+            texts[place], turns[place] = record.text, [asdict(turn) for turn in record.turns] or None
+            self.counts["private duplicates"] += len(which)
+        for name, values in (("text", texts), ("turns", turns)):
+            at = table.schema.get_field_index(name)
+            table = table.set_column(at, table.schema.field(at), pa.array(values, table.schema.field(at).type))
+        return table
+
+    def _digest(self, table: pa.Table) -> int:
+        """The sum of keyed digests of all records: equal for equal contents, in whatever order and files they lie."""
+        columns = [table[name].to_pylist() for name in ("id", "group", "text", "raw", "private")]
+        key, total = self.rules.key, 0
+        for values in zip(*columns, strict=True):
+            content = "\0".join(f"{len(value)} {value}" if isinstance(value, str) else str(value) for value in values)
+            total += int.from_bytes(blake2b(content.encode(), digest_size=32, key=key).digest(), "big")
+        return total
+
+
+def _size(chunk: Chunk | CanaryChunk) -> int:
+    payload = getattr(chunk, "payload", b"")
+    return len(payload) if isinstance(payload, bytes) else sum(len(value) for row in payload for value in row)

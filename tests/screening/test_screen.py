@@ -1,0 +1,366 @@
+"""`screen` from end to end: counts, files, errors, partitions, interruption, and what must never be written."""
+
+import json
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from confide.errors import BadInput
+from confide.experiments.customersim import dialogues, people
+from confide.records import MASK
+from confide.screening import Screened, screen
+
+KEY = b"k" * 32
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "chats.jsonl"
+    with open(path, "w") as file:
+        for dialogue in dialogues(120, crowd=people(0, 60)):
+            file.write(json.dumps({"id": dialogue.id, "text": dialogue.text}) + "\n")
+    return path
+
+
+def rows(screened, part, *columns):
+    return [row for batch in screened.batches(part, columns) for row in batch.to_pylist()]
+
+
+def files(folder):
+    return [path for path in Path(folder).rglob("*") if path.is_file()]
+
+
+def test_documents_turns_and_sentences(corpus, tmp_path):
+    counts = {}
+    for unit in ("document", "turn", "sentence"):
+        screened = screen(str(corpus), "patterns", tmp_path / unit, unit=unit, conservative="allowlist")
+        public = rows(screened, "public", "id", "text", "group")
+        private = rows(screened, "private", "id", "text", "group", "raw", "spans")
+        counts[unit] = (len(public), len(private))
+        assert (len(public), len(private)) == (screened.manifest["public"], screened.manifest["private"])
+        assert not any(MASK in row["text"] for row in public)
+        for row in private:
+            assert row["spans"] == [] or MASK in row["text"]
+        assert len({row["id"] for row in public + private}) == len(public + private)
+        assert {row["group"] for row in public + private} == {f"train-{i}" for i in range(120)}
+    assert counts["document"] == (0, 120)
+    assert counts["turn"][0] > counts["turn"][1] > 120
+
+
+def test_every_word_of_the_corpus_is_in_exactly_one_record(corpus, tmp_path):
+    screened = screen(str(corpus), "nothing", tmp_path / "out", unit="sentence", conservative="digits")
+    pieces = {row["id"]: row["text"] for part in ("public", "private") for row in rows(screened, part, "id", "text")}
+    for line in open(corpus):
+        document = json.loads(line)
+        mine = sorted(
+            (int(name.rsplit("/", 1)[1]), text)
+            for name, text in pieces.items()
+            if name.rsplit("/", 1)[0] == document["id"]
+        )
+        assert "".join("".join(text.split()) for _, text in mine) == "".join(document["text"].split())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"unit": "turn", "conservative": "allowlist", "dedup": "exact", "public_dedup": "near"},
+        {"order": "dedup-redact", "dedup": "exact", "dedup_unit": "sentence"},
+        {"unit": "sentence", "canaries": "crt,seed=1", "dedup": "exact", "max_copies": 2},
+    ],
+)
+def test_the_result_does_not_depend_on_how_the_work_is_cut_up(corpus, tmp_path, options):
+    size = os.path.getsize(corpus)
+    digests = {
+        screen(
+            str(corpus), "digits", tmp_path / str(parts), key=KEY, workers=1, chunk=size // parts + 1, **options
+        ).manifest["digest"]
+        for parts in (1, 2, 8)
+    }
+    assert len(digests) == 1
+    assert screen(str(corpus), "nothing", tmp_path / "other", key=KEY, **options).manifest["digest"] not in digests
+
+
+def test_a_pool_of_processes_writes_the_same(corpus, tmp_path):
+    alone = screen(str(corpus), "patterns", tmp_path / "one", key=KEY, workers=1)
+    pool = screen(str(corpus), "patterns", tmp_path / "two", key=KEY, workers=2, chunk=10_000)
+    assert alone.manifest == pool.manifest
+    assert rows(alone, "private", "id", "text", "raw", "spans") == rows(pool, "private", "id", "text", "raw", "spans")
+
+
+def test_files_are_for_their_owner_only(corpus, tmp_path):
+    before = os.umask(0)
+    try:
+        screen(
+            str(corpus),
+            "digits",
+            tmp_path / "deep" / "out",
+            canaries="audit,number=4",
+            unit="turn",
+            conservative="allowlist",
+        )
+    finally:
+        os.umask(before)
+    out = tmp_path / "deep" / "out"
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files(out)} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in [out, out / "public", out / "private"]} == {0o700}
+    assert {path.name for path in out.iterdir()} == {
+        "SENSITIVE", "canaries.json", "coins.json", "key", "manifest.json", "private", "public",
+    }  # fmt: skip
+
+
+def test_the_manifest_holds_no_text_and_its_digests_need_the_key(corpus, tmp_path):
+    first = screen(str(corpus), "patterns", tmp_path / "first")
+    second = screen(str(corpus), "patterns", tmp_path / "second")
+    assert first.manifest["digest"] != second.manifest["digest"]  # keys are drawn afresh
+    written = (tmp_path / "first" / "manifest.json").read_text()
+    for dialogue in dialogues(120, crowd=people(0, 60)):
+        for start, end, _ in dialogue.secrets:
+            assert dialogue.text[start:end] not in written
+
+
+def test_parquet_footers_hold_no_text(corpus, tmp_path):
+    screen(str(corpus), "digits", tmp_path / "out")
+    metadata = pq.read_metadata(tmp_path / "out" / "private" / "00000.parquet")
+    assert not any(metadata.row_group(0).column(i).is_stats_set for i in range(metadata.num_columns))
+
+
+def test_what_a_certificate_needs_is_in_the_manifest(corpus, tmp_path):
+    screened = screen(str(corpus), "digits", tmp_path / "out", unit="turn", conservative="allowlist")
+    setting = screened.setting(method="crt", clipping_norm=1.0)
+    assert (setting.unit, setting.k_missed, setting.k_detected, setting.private_records) == (
+        "turn",
+        1,
+        0,
+        screened.manifest["private"],
+    )
+    assert "outside the built-in English word list" in setting.recall_class
+    assert Screened.open(tmp_path / "out").manifest == screened.manifest
+
+
+def test_chats_keep_their_roles(tmp_path):
+    messages = [
+        {"role": "user", "content": "My number is 555 123."},
+        {"role": "assistant", "content": "Thanks. Is 555 right?"},
+    ]
+    (tmp_path / "c.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    screened = screen(str(tmp_path / "c.jsonl"), "digits", tmp_path / "out")
+    (row,) = rows(screened, "private", "text", "turns")
+    assert row["text"] == f"user: My number is {MASK}.\nassistant: Thanks. Is {MASK} right?"
+    assert [(t["role"], row["text"][t["start"] : t["end"]]) for t in row["turns"]] == [
+        ("user", f"My number is {MASK}."),
+        ("assistant", f"Thanks. Is {MASK} right?"),
+    ]
+
+
+def test_literal_masks_are_escaped(tmp_path):
+    (tmp_path / "c.jsonl").write_text(json.dumps({"text": "a <MASK> and a <mask> walk in"}) + "\n")
+    screened = screen(str(tmp_path / "c.jsonl"), "nothing", tmp_path / "out")
+    assert rows(screened, "private", "text") == [{"text": "a ‹MASK› and a ‹mask› walk in"}]
+
+
+def test_duplicates_keep_their_slots(tmp_path):
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps({"text": f"call {n}"}) + "\n" for n in (1, 2, 3)))
+    screened = screen(str(tmp_path / "c.jsonl"), "digits", tmp_path / "out")
+    assert [row["text"] for row in rows(screened, "private", "text")] == [f"call {MASK}", MASK, MASK]
+    assert screened.manifest["warnings"]  # most records are masks
+    kept = screen(str(tmp_path / "c.jsonl"), "digits", tmp_path / "kept", max_copies=2)
+    assert [row["text"] for row in rows(kept, "private", "text")] == [f"call {MASK}", f"call {MASK}", MASK]
+
+
+def test_whole_documents_go_one_way_with_group_context(tmp_path):
+    texts = ["USR: Hello there.\nUSR: 555", "USR: Hello there.\nUSR: bye"]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    options = {"unit": "turn", "conservative": "allowlist"}
+    alone = screen(str(tmp_path / "c.jsonl"), "digits", tmp_path / "alone", **options)
+    group = screen(str(tmp_path / "c.jsonl"), "digits", tmp_path / "group", context="group", **options)
+    assert (alone.manifest["public"], group.manifest["public"]) == (3, 2)
+    assert [row["text"] for row in rows(group, "private", "text")] == ["USR: Hello there.", f"USR: {MASK}"]
+    assert (alone.manifest["k"]["missed"], group.manifest["k"]["missed"]) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (['{"text": "fine"}', '{"text": null}'], "c.jsonl, row 2: text is null"),
+        (['{"id": 1, "text": "a"}', '{"id": 1, "text": "b"}'], "c.jsonl, row 2: an earlier row has the same id"),
+        (['{"text": "fine"}', "{SECRET"], "c.jsonl, row 2"),
+    ],
+)
+def test_bad_rows_stop_everything_or_are_counted(tmp_path, lines, reason):
+    (tmp_path / "c.jsonl").write_text("\n".join(lines))
+    with pytest.raises(BadInput, match=reason) as caught:
+        screen(str(tmp_path / "c.jsonl"), "digits", tmp_path / "out")
+    assert "SECRET" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.partial").exists()
+    skipped = screen(str(tmp_path / "c.jsonl"), "digits", tmp_path / "out", skip_bad=True)
+    assert (skipped.manifest["bad_rows"], skipped.manifest["records"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"unit": "word"}, "--unit must be one of document, turn, sentence"),
+        ({"max_copies": 2, "dedup": "bloom"}, "--max-copies needs --dedup exact"),
+        ({"order": "dedup-redact", "unit": "turn"}, "needs dedup"),
+        ({"dedup_unit": "sentence", "unit": "sentence"}, "--dedup-unit names a unit smaller"),
+        ({"canaries": "none"}, "neither a preset"),
+        ({"canaries": "number=x"}, "number is a whole number"),
+        ({"canaries": "format=no slot"}, "one slot"),
+        ({"bloom_delta": 0.0}, "--bloom-delta"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(corpus, tmp_path, options, reason):
+    with pytest.raises(BadInput, match=reason):
+        screen(str(corpus), "digits", tmp_path / "out", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_overwritten(corpus, tmp_path):
+    screen(str(corpus), "digits", tmp_path / "out")
+    with pytest.raises(BadInput, match="never overwritten"):
+        screen(str(corpus), "digits", tmp_path / "out")
+    with pytest.raises(BadInput, match="nothing to resume"):
+        screen(str(corpus), "digits", tmp_path / "new", resume=True)
+
+
+def test_a_policy_of_yours_that_fails_is_named_without_the_text(corpus, tmp_path, policy):
+    def fails(text):
+        raise ValueError(text)
+
+    with pytest.raises(BadInput, match="the function failed with ValueError on a record") as caught:
+        screen(str(corpus), policy(fails), tmp_path / "out")
+    assert "tracking" not in str(caught.value)
+
+
+class TestCanaries:
+    def test_they_pass_through_the_pipeline(self, corpus, tmp_path):
+        screened = screen(str(corpus), "digits", tmp_path / "out", canaries="crt", dedup="off")
+        mine = [row for row in rows(screened, "private", "id", "text", "raw") if row["id"].startswith("canary-")]
+        assert len(mine) == 200
+        assert {row["text"] for row in mine} == {f"My ID is: {MASK}"}
+        planted = json.loads((tmp_path / "out" / "canaries.json").read_text())
+        assert {row["raw"] for row in mine} == {f"My ID is: {canary['secret']}" for canary in planted["canaries"]}
+        assert screened.manifest["documents"] == 120
+
+    def test_dedup_leaves_one_copy(self, corpus, tmp_path):
+        screened = screen(str(corpus), "nothing", tmp_path / "out", canaries="crt")
+        texts = [row["text"] for row in rows(screened, "private", "id", "text") if row["id"].startswith("canary-")]
+        assert sum(text != MASK for text in texts) == 10
+
+    def test_an_audit_flips_coins_and_forces_misses(self, corpus, tmp_path):
+        options = {"canaries": "audit,number=100", "conservative": "digits", "unit": "turn"}
+        screened = screen(str(corpus), "digits", tmp_path / "out", **options)
+        mine = {
+            row["id"]: row["text"] for row in rows(screened, "private", "id", "text") if row["id"].startswith("canary-")
+        }
+        planted, coins = (json.loads((tmp_path / "out" / name).read_text()) for name in ("canaries.json", "coins.json"))
+        assert "present" not in planted
+        assert 20 < sum(coins["present"]) < 80
+        for canary, present in zip(planted["canaries"], coins["present"], strict=True):
+            assert mine[f"{canary['id']}-0/0"] == f"My ID is: {canary['secret'] if present else MASK}"
+
+    def test_found_ones_are_masked_whatever_the_policy_says(self, corpus, tmp_path):
+        screened = screen(str(corpus), "nothing", tmp_path / "out", canaries="sdp,policy=found", dedup="off")
+        texts = {row["text"] for row in rows(screened, "private", "id", "text") if row["id"].startswith("canary-")}
+        assert texts == {f"My ID is {MASK}."}
+
+
+SCRIPT = "import sys; from confide.cli import main; main(sys.argv[1:])"
+
+
+def test_a_killed_screening_leaves_nothing_that_looks_whole_and_can_be_resumed(corpus, tmp_path):
+    """kill -9 at random moments: afterwards there is the whole folder, or one that --resume completes to the same digest."""
+    big = tmp_path / "big.jsonl"
+    lines = open(corpus).read().splitlines()
+    with open(big, "w") as file:
+        for copy in range(40):
+            file.writelines(
+                json.dumps({**json.loads(line), "id": f"{copy}-{i}"}) + "\n" for i, line in enumerate(lines)
+            )
+    coins, out = random.Random(5), tmp_path / "out"
+    partial = tmp_path / "out.partial"
+    command = [
+        sys.executable,
+        "-c",
+        SCRIPT,
+        "screen",
+        str(big),
+        "--policy",
+        "digits",
+        "--unit",
+        "turn",
+        "-o",
+        str(out),
+        "--workers",
+        "1",
+    ]
+    whole = screen(str(big), "digits", tmp_path / "whole", unit="turn", key=KEY)
+    kills = 0
+    for attempt in range(8):
+        resume = ["--resume"] if partial.exists() else []
+        process = subprocess.Popen([*command, *resume], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        if attempt == 0:
+            while not (partial / "plan.json").exists() and process.poll() is None:
+                time.sleep(0.005)
+            (partial / "key").exists() or (partial / "key").write_text(KEY.hex())
+        time.sleep(coins.uniform(0.0, 1.2) if attempt else 0.05)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        kills += process.returncode == -signal.SIGKILL
+        assert not (out / "manifest.json").exists() or (out / "private").exists()
+        if out.exists():
+            break
+    if not out.exists():
+        subprocess.run([*command, "--resume"], check=True, stdout=subprocess.DEVNULL)
+    assert kills
+    assert not partial.exists()
+    key = (out / "key").read_text().strip()
+    same = screen(str(big), "digits", tmp_path / "same", unit="turn", key=bytes.fromhex(key))
+    assert Screened.open(out).manifest["digest"] == same.manifest["digest"]
+    assert Screened.open(out).manifest["records"] == whole.manifest["records"]
+
+
+def test_a_resumed_screening_must_be_the_same_one(corpus, tmp_path, monkeypatch):
+    from confide.screening import pipeline
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline._Work, "write", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            screen(str(corpus), "digits", tmp_path / "out")
+    with pytest.raises(BadInput, match="did not end; complete it with --resume"):
+        screen(str(corpus), "digits", tmp_path / "out")
+    with pytest.raises(BadInput, match="begun with another options"):
+        screen(str(corpus), "nothing", tmp_path / "out", resume=True)
+    assert screen(str(corpus), "digits", tmp_path / "out", resume=True).manifest["records"] == 120
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.text(min_size=1, max_size=40), min_size=1, max_size=8),
+    st.sampled_from(["document", "turn", "sentence"]),
+)
+def test_any_text_can_be_screened(tmp_path_factory, texts, unit):
+    folder = tmp_path_factory.mktemp("fuzz")
+    (folder / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    try:
+        screened = screen(
+            str(folder / "c.jsonl"), "patterns", folder / "out", unit=unit, conservative="allowlist", skip_bad=True
+        )
+    except BadInput:
+        return
+    assert screened.manifest["records"] >= 1
