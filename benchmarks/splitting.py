@@ -199,7 +199,7 @@ def measure(quick: bool) -> dict[str, object]:
     rows: dict[str, dict[str, object]] = {}
     for name, ends in splitters().items():
         failed = failures(ends)
-        worst, factor = growth(ends, 1_000 if quick else 10_000)
+        worst, factor = growth(ends, 200 if quick else 1_000)
         rows[name] = {
             "right": len(CASES) - len(failed),
             "failed": failed,

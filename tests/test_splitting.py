@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from confide.errors import BadInput
-from confide.records import MARK, Record, Turn, make_record
-from confide.records import Columns as C
+from confide.records import MARK, Columns, Record, Turn, make_record
 from confide.splitting import UNITS, sentence_ends, split
 
 BITS = ["Dr. ", "U.S. ", "a", "B", " ", ". ", "\n", "\n\n", "USR: ", "SYS:", "?!", '"', MARK, "é", "…", "\u2028", "\x85",
@@ -23,7 +22,7 @@ def plain(text):
 
 def chat(*words):
     messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(words)]
-    return make_record({"m": messages}, C("m", None, None), "d")
+    return make_record({"m": messages}, Columns("m", None, None), "d")
 
 
 def texts(record, unit, max_words=None):
@@ -89,7 +88,9 @@ def test_sentences_lie_inside_turns(text, limit):
     for sentence in texts(plain(text), "sentence", limit):
         while sentence not in turns[at]:
             at += 1
-    assert [t for turn in turns for t in texts(plain(turn), "sentence")] == texts(plain(text), "sentence") or "\n" in text
+    assert [t for turn in turns for t in texts(plain(turn), "sentence")] == texts(
+        plain(text), "sentence"
+    ) or "\n" in text
 
 
 @given(TEXTS, st.sampled_from(UNITS), LIMITS)

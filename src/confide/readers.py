@@ -12,7 +12,6 @@ import gzip
 import json
 import re
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -43,7 +42,7 @@ class Source:
     """One file of the corpus."""
 
     name: str  # below the folder that all files share: unique, for messages
-    stem: str  # the name without suffixes where that is still unique, for ids
+    stem: str  # for ids: the name, without suffixes if no two files then have one name
     format: str
     compression: str | None
     path: str
@@ -80,13 +79,13 @@ def sources(corpus: Sequence[str]) -> list[Source]:
         raise BadInput("the corpus names no file")
     shared = _shared(list(found))
     names = {key: "/".join(key[shared:]) for key in found}
-    stems = Counter(_stem(name) for name in names.values())
+    short = len({_stem(name) for name in names.values()}) == len(names)
     files = []
     for key, (filesystem, path) in found.items():
-        name, stem = names[key], _stem(names[key])
+        name = names[key]
         if _UNPRINTABLE.search(name):
             raise BadInput(f"{name!a}: rename the file; its name is not printable UTF-8")
-        files.append(Source(name, stem if stems[stem] == 1 else name, *_format(name), path, filesystem))
+        files.append(Source(name, _stem(name) if short else name, *_format(name), path, filesystem))
     return sorted(files, key=lambda file: file.name)
 
 

@@ -18,9 +18,8 @@ from .records import Record, Turn
 
 UNITS = ("document", "turn", "sentence")
 
-_TAG = r"[^\S\n]*[A-Z][A-Za-z .'-]{0,30}:(?!//)"
-_TAGGED = re.compile(rf"\s*{_TAG}")
-_NEXT_TAG = re.compile(rf"\n(?={_TAG})")
+_TAG = re.compile(r"[A-Z][A-Za-z .'-]{0,30}:(?!//)")
+_NEXT_TAG = re.compile(rf"\n(?=[^\S\n]*{_TAG.pattern})")
 _WIDE_SPACE = re.compile(r"[^\S\x00-\x7f]")
 
 
@@ -48,10 +47,16 @@ def split(record: Record, unit: str, max_words: int | None = None) -> list[Recor
         return [record] if max_words is None else _packed(record, [_spans(record)], max_words)
     if unit == "turn" and max_words is not None:
         return _packed(record, [[span] for span in _spans(record)], max_words)
-    turns = _turns(record)
+    if record.turns:
+        said = [(turn.role, record.text[turn.start : turn.end].strip()) for turn in record.turns]
+        if unit == "sentence":
+            said = [(role, sentence) for role, words in said for sentence in _sentences(words)]
+        return [_made(record, number, *one) for number, one in enumerate(one for one in said if one[1])]
+    texts = [words for part in _parts(record.text) if (words := part.strip())]
     if unit == "sentence":
-        turns = [(role, sentence) for role, words in turns for sentence in _sentences(words)]
-    return [_made(record, number, *turn) for number, turn in enumerate(turns)]
+        texts = [sentence for words in texts for sentence in _sentences(words)]
+    start, group = f"{record.id}/", record.group
+    return [Record(f"{start}{number}", words, group) for number, words in enumerate(texts)]
 
 
 def sentence_ends(text: str) -> list[int]:
@@ -64,17 +69,7 @@ def sentence_ends(text: str) -> list[int]:
 
 def _parts(text: str) -> list[str]:
     """Plain text cut at the line ends between turns; some parts may be blank."""
-    return _NEXT_TAG.split(text) if _TAGGED.match(text) else text.split("\n")
-
-
-def _turns(record: Record) -> list[tuple[str, str]]:
-    """Role and words of each turn that is not blank; the role is empty in plain text."""
-    text = record.text
-    if record.turns:
-        turns = [(turn.role, text[turn.start : turn.end].strip()) for turn in record.turns]
-    else:
-        turns = [("", part.strip()) for part in _parts(text)]
-    return [turn for turn in turns if turn[1]]
+    return _NEXT_TAG.split(text) if _TAG.match(text.lstrip()) else text.split("\n")
 
 
 def _sentences(text: str) -> list[str]:

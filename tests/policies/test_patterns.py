@@ -34,6 +34,8 @@ FOUND = {
         "Unit 3304 Box 9117 DPO AP 44852",
         "PSC 4462, Box 7174 APO AE 41081",
         "USNV Clark FPO AA 83725",
+        "USS Clark\nFPO AA 83725",
+        "238 Brenda Meadow\nMonicaton, KS 04617",
         "12 Old Mill Road, Apt. 4",
         "P.O. Box 123",
         "PO Box 9 Big Town, TX 75001",
@@ -90,7 +92,7 @@ def test_a_secret_is_found_by_the_words_before_it(template: str) -> None:
     text = template.format(secret)
     assert [(text[f.start : f.end], f.type) for f in Patterns().find(text)] == [(secret, kind)]
     if secret.isalnum():
-        assert Patterns().find(f"Well, {secret} then.") == []
+        assert kind == "POSTCODE" or Patterns().find(f"Well, {secret} then.") == []
 
 
 def test_a_private_key_is_one_finding() -> None:
@@ -112,6 +114,7 @@ def test_types_can_be_chosen() -> None:
 
 PIECES = [secret for secrets in FOUND.values() for secret in secrets]
 PIECES += [part for template, (_, secret) in ANNOUNCED.items() for part in (*template.split("{}"), secret)]
+PIECES += ["-----BEGIN PRIVATE KEY", "-----END PRIVATE KEY", "-----", "abc::def", "password: abc123", "?key=abc123", "eyJ", "ghp_" + "a" * 32, "é@x.org", "sk-", "xoxb-1234"]  # fmt: skip
 PIECES += [*" \n\t.,:;-+()@=#'\"?&/_xA7é", "--", "-----", "://", "::", MARK, "IL", "Box", "St", "May", "12", "7 ", "0475", "x", "ID", "is", "Apt."]  # fmt: skip
 TEXTS = st.lists(st.sampled_from(PIECES) | st.text("aZ09 -.@" + MARK, max_size=4), max_size=12).map("".join)
 
@@ -159,7 +162,7 @@ def test_simulated_secrets_are_found_and_nothing_else(whole: bool) -> None:
 
 
 HOSTILE = ["a", "1", " ", "@", ".", "a.", "1.", "1-", "1 ", "A1-", "A ", "1 A ", "a@", "a@a.", "://", "://a:", "+1 ", "(12) ", "A", "é",
-           "-----BEGIN PRIVATE KEY-----", "order is ", "number number ", "password ", "?key=", "?key=a", "1 St ", "a:", "::1", "PO Box 1 A ", "eyJ-", "eyJ-a.eyJ", "sk-a", "12 34 ", "0123 45 ", MARK]  # fmt: skip
+           "-----BEGIN PRIVATE KEY-----", "order is ", "number number ", "password ", "?key=", "?key=a", "1 St ", "a:", "::1", "PO Box 1 A ", "eyJ-", "eyJ-a.eyJ", "eyJ1-", "eyJ12345.", "eyJ123456.", "ghp_", "password: ", "password: 1", "sk-a", "12 34 ", "0123 45 ", MARK]  # fmt: skip
 
 
 @pytest.mark.parametrize("piece", HOSTILE)
@@ -172,7 +175,7 @@ def test_hostile_text_takes_linear_time(piece: str, tail: str) -> None:
         return time.perf_counter() - start
 
     small = min(seconds(12_500) for _ in range(3))
-    assert seconds(100_000) < 40 * small + 0.02  # 8 if linear, 64 if quadratic
+    assert min(seconds(100_000) for _ in range(2)) < 40 * small + 0.05  # 8 times as much if linear, 64 if quadratic
 
 
 def test_every_type_is_tested() -> None:

@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import socket
 import sys
+import time
 
 import pytest
 import spacy
@@ -13,10 +14,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from confide.errors import BadInput
-from confide.policies import pii
+from confide.policies import load, pii
 from confide.policies.base import Finding, merged
 from confide.policies.patterns import Patterns
 from confide.policies.pii import Pii
+from confide.policies.spacy_levels import PART
 from confide.records import MARK
 
 TEXT = (
@@ -56,6 +58,17 @@ def test_weak_patterns_count_only_beside_a_word_that_explains_them() -> None:
     assert ("912803456", "US_PASSPORT") in found(Pii(), "My passport number is 912803456.")
     assert ("912803456", "US_PASSPORT") not in found(Pii(), "We sold 912803456 of them.")
     assert all(f.score >= pii.THRESHOLD for f in Pii().find(TEXT))
+
+
+def test_web_addresses_count_if_their_suffix_exists_and_lines_of_dots_are_read_in_no_time(no_pipeline: None) -> None:
+    policy = Pii()
+    assert ("https://shop.example.co.uk:80/x?a=b", "URL") in found(
+        policy, "see https://shop.example.co.uk:80/x?a=b now"
+    )
+    assert found(policy, "open notes.txt") == set()
+    before = time.process_time()
+    assert found(policy, "a." * 500) == found(policy, "." * 1_000) == set()
+    assert time.process_time() - before < 5
 
 
 def test_without_a_pipeline_it_finds_numbers_and_says_that_it_finds_no_names(no_pipeline: None) -> None:
@@ -100,17 +113,20 @@ def test_nothing_is_logged_or_printed(caplog: pytest.LogCaptureFixture, capfd: p
     assert capfd.readouterr() == ("", "")
 
 
-def _findings(texts: list[str]) -> list[list[Finding]]:
-    policy = Pii()
-    return [policy.find(text) for text in texts]
+def _findings(names: list[str], texts: list[str]) -> list[list[Finding]]:
+    return [load(name).find(text) for text in texts for name in names]
 
 
-def test_findings_do_not_depend_on_other_texts_their_order_or_the_process() -> None:
-    together = _findings(TEXTS)
-    assert together == [_findings([text])[0] for text in TEXTS]
-    assert together == _findings(TEXTS[::-1])[::-1]
+def test_findings_do_not_depend_on_other_texts_or_their_order() -> None:
+    together = _findings(["pii"], TEXTS)
+    assert together == [findings for text in TEXTS for findings in _findings(["pii"], [text])]
+    assert together == _findings(["pii"], TEXTS[::-1])[::-1]
+
+
+def test_every_policy_on_spacy_finds_the_same_in_another_process() -> None:
+    names = ["pii", "low-entity", "high-entity", "low-contextual", "high-contextual"]
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert together == pool.apply(_findings, (TEXTS,))
+        assert _findings(names, TEXTS) == pool.apply(_findings, (names, TEXTS))
 
 
 @settings(max_examples=60, deadline=None)
@@ -134,5 +150,6 @@ def _without_pipeline() -> Pii:
 
 def test_a_secret_beyond_one_part_is_found_where_it_stands(no_pipeline: None) -> None:
     filler = "The weather was fine. " * 2_400
+    assert len(filler) > PART
     (span,) = merged(Pii().find(filler + "mail alice.moreau@example.co.uk"))
     assert span == (len(filler) + 5, len(filler) + 31)

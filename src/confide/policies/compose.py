@@ -86,8 +86,8 @@ class Types(Policy):
 
     name = "types"
 
-    def __init__(self, policy: Policy, only: frozenset[str] | None, off: frozenset[str]) -> None:
-        self._policy, self._only, self._off = policy, only, off
+    def __init__(self, policy: Policy, only: frozenset[str] | None, without: frozenset[str]) -> None:
+        self._policy, self._only, self._without = policy, only, without
         self.consistency = policy.consistency
         self.warnings = policy.warnings
         self.whole_group = policy.whole_group
@@ -96,7 +96,7 @@ class Types(Policy):
         return [
             f
             for f in self._policy.find(text)
-            if f.type not in self._off and (self._only is None or f.type in self._only)
+            if f.type not in self._without and (self._only is None or f.type in self._only)
         ]
 
 

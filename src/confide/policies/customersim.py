@@ -17,7 +17,10 @@ from .base import Finding, Policy, register
 from .patterns import MILITARY_ADDRESS, PHONE, US_ADDRESS
 
 _CAPITALISED = r"[^\W\d_a-z][^\W\d_]*+(?:['-][^\W\d_]++){0,3}"
-_NOT_A_NAME = "|".join(["All", "Bye", "Can", "Could", "Goodbye", "Have", "Hello", "Hi", "How", "I", "It", "My", "No", "Ok", "Phone", "Please", "Shipping", "Sure", "SYS", "Thank", "That", "The", "Track", "USR", "Verify", "We", "What", "Where", "Yea", "Yep", "Yes", "You", "Your"])  # fmt: skip
+_NOT_A_NAME = (
+    "All|Bye|Can|Could|Goodbye|Have|Hello|Hi|How|I|It|My|No|Ok|Phone|Please|Shipping|Sure|SYS|Thank|That|The|Track|USR"
+    "|Verify|We|What|Where|Yea|Yep|Yes|You|Your"
+)
 _SHAPES = (
     f"(?P<ADDRESS>{US_ADDRESS}|{MILITARY_ADDRESS})",
     "(?P<ORDER>[0-9]{3}-[0-9]{5}-[0-9]{4})",

@@ -149,15 +149,15 @@ def _member(node: Any, path: Path) -> Policy:
         node = {"use": node}
     if isinstance(node, dict) and node.keys() == {"pattern", "type"} and all(isinstance(v, str) for v in node.values()):
         return Expression(node["pattern"], node["type"])
-    if not isinstance(node, dict) or not isinstance(node.get("use"), str) or node.keys() - {"use", "only", "off"}:
+    if not isinstance(node, dict) or not isinstance(node.get("use"), str) or node.keys() - {"use", "only", "without"}:
         raise BadInput(
-            f"{path}: each policy is a name, or a mapping with `use` and perhaps `only` or `off` (lists of types), or one "
+            f"{path}: each policy is a name, or a mapping with `use` and perhaps `only` or `without` (lists of types), or one "
             "with `pattern` and `type`"
         )
     policy = load(_beside(node["use"], path))
-    if "only" in node or "off" in node:
-        only, off = (_types(node.get(key), key, path) for key in ("only", "off"))
-        policy = Types(policy, only, off or frozenset())
+    if "only" in node or "without" in node:
+        only, without = (_types(node.get(key), key, path) for key in ("only", "without"))
+        policy = Types(policy, only, without or frozenset())
     return policy
 
 

@@ -95,7 +95,9 @@ def code_type(text: str) -> str:
 
 
 def internet_type(text: str) -> str | None:
-    """IP if the standard library reads it as an address of version 4 or 6."""
+    """IP if it holds a digit and the standard library reads it as an address of version 4 or 6."""
+    if text.replace(":", "").isalpha():
+        return None
     try:
         ip_address(text)
     except ValueError:

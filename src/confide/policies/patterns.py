@@ -13,133 +13,36 @@ from ..errors import BadInput
 from .base import Finding, Policy, register
 from .numbers import code_type, internet_type, number_type, spaced_type
 
-# Possessive quantifiers (*+, ++) and bounded ones keep the time linear. No expression may match the mark, look behind
-# or ahead over more than one character outside of its own match, or end in anything but a letter or digit, unless
-# what follows is fixed: the proof of mask-consistency below rests on this.
+# Rules for the expressions, on which the proof of mask-consistency below rests:
+# * None matches the mark, or looks at more than one character outside of its own match.
+# * A run that ends an expression takes in all letters and digits, or holds no place where another match could begin.
+# * Runs are possessive (*+, ++) or bounded, so that the time is linear; where a run may begin at many places of itself,
+#   what comes before it is bounded, too.
 
-STATES = [
-    "AA",
-    "AE",
-    "AK",
-    "AL",
-    "AP",
-    "AR",
-    "AS",
-    "AZ",
-    "CA",
-    "CO",
-    "CT",
-    "DC",
-    "DE",
-    "FL",
-    "FM",
-    "GA",
-    "GU",
-    "HI",
-    "IA",
-    "ID",
-    "IL",
-    "IN",
-    "KS",
-    "KY",
-    "LA",
-    "MA",
-    "MD",
-    "ME",
-    "MH",
-    "MI",
-    "MN",
-    "MO",
-    "MP",
-    "MS",
-    "MT",
-    "NC",
-    "ND",
-    "NE",
-    "NH",
-    "NJ",
-    "NM",
-    "NV",
-    "NY",
-    "OH",
-    "OK",
-    "OR",
-    "PA",
-    "PR",
-    "PW",
-    "RI",
-    "SC",
-    "SD",
-    "TN",
-    "TX",
-    "UT",
-    "VA",
-    "VI",
-    "VT",
-    "WA",
-    "WI",
-    "WV",
-    "WY",
-]
-STREETS = [
-    "Alley",
-    "Ave",
-    "Avenue",
-    "Blvd",
-    "Boulevard",
-    "Broadway",
-    "Circle",
-    "Cir",
-    "Close",
-    "Court",
-    "Ct",
-    "Crescent",
-    "Cres",
-    "Drive",
-    "Dr",
-    "Expressway",
-    "Freeway",
-    "Gardens",
-    "Grove",
-    "Highway",
-    "Hwy",
-    "Lane",
-    "Ln",
-    "Loop",
-    "Parade",
-    "Parkway",
-    "Pkwy",
-    "Pike",
-    "Place",
-    "Pl",
-    "Plaza",
-    "Road",
-    "Rd",
-    "Row",
-    "Square",
-    "Sq",
-    "Street",
-    "St",
-    "Terrace",
-    "Ter",
-    "Trail",
-    "Trl",
-    "Turnpike",
-    "Way",
-]
-MONTHS = "Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?"
+STATES = (
+    "AA|AE|AK|AL|AP|AR|AS|AZ|CA|CO|CT|DC|DE|FL|FM|GA|GU|HI|IA|ID|IL|IN|KS|KY|LA|MA|MD|ME|MH|MI|MN|MO|MP|MS|MT|NC|ND"
+    "|NE|NH|NJ|NM|NV|NY|OH|OK|OR|PA|PR|PW|RI|SC|SD|TN|TX|UT|VA|VI|VT|WA|WI|WV|WY"
+)
+STREETS = (
+    "Alley|Ave|Avenue|Blvd|Boulevard|Circle|Cir|Close|Court|Ct|Crescent|Cres|Drive|Dr|Expressway|Freeway|Gardens|Grove"
+    "|Highway|Hwy|Lane|Ln|Loop|Parade|Parkway|Pkwy|Pike|Place|Pl|Plaza|Road|Rd|Row|Square|Sq|Street|St|Terrace|Ter"
+    "|Trail|Trl|Turnpike|Way"
+)
+MONTHS = (
+    "Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?"
+    "|Nov(?:ember)?|Dec(?:ember)?"
+)
 
-STATE_ZIP = f"(?:{'|'.join(STATES)}) [0-9]{{5}}(?:-[0-9]{{4}})?"
+STATE_ZIP = f"(?:{STATES}) [0-9]{{5}}(?:-[0-9]{{4}})?"
 _GAP = r",?(?: {1,4}|\n)"
 _WORD = r"[^\W\d_a-z][\w.'-]*+"
 _UNIT = rf"(?:{_GAP}(?:Apt|Apartment|Suite|Ste|Unit|Room|Rm|Floor|Bldg|No)\.? ?#?[0-9][0-9A-Z]*+)?"
-US_ADDRESS = rf"[0-9]{{1,6}}(?:{_GAP}(?:{_WORD}|#?[0-9]{{1,5}}(?:st|nd|rd|th)?(?!\w))){{1,10}}?{_GAP}{STATE_ZIP}"
+_NTH = r"[0-9]{1,3}(?:st|nd|rd|th)(?!\w)"
+US_ADDRESS = rf"[0-9]{{1,6}}{_GAP}(?:{_WORD}|{_NTH})(?:{_GAP}(?:{_WORD}|#?[0-9]{{1,5}}(?!\w))){{0,9}}?{_GAP}{STATE_ZIP}"
 MILITARY_ADDRESS = (
     rf"(?:(?:USS|USNS|USNV|USCGC) {_WORD}|(?:PSC|Unit|CMR) [0-9]{{1,5}},? Box [0-9]{{1,5}}){_GAP}[AFD]PO,? {STATE_ZIP}"
 )
-_STREET_ADDRESS = (
-    rf"[0-9]{{1,6}}[A-Za-z]?(?: {_WORD}| [0-9]{{1,3}}(?:st|nd|rd|th)){{0,3}}? (?:{'|'.join(STREETS)})(?!\w){_UNIT}"
-)
+_STREET_ADDRESS = rf"[0-9]{{1,6}}[A-Za-z]?(?: {_WORD}| {_NTH}){{1,3}}? (?:{STREETS})(?!\w){_UNIT}"
 _BOX_ADDRESS = rf"P\.? ?O\.? ?Box [0-9]{{1,6}}(?:(?:{_GAP}{_WORD}){{1,4}}?{_GAP}{STATE_ZIP})?"
 
 PHONE = "(?:[0-9]{3}-[0-9]{3}-[0-9]{4}|[0-9]{3}[.][0-9]{3}[.][0-9]{4}|[0-9]{10})"
@@ -162,7 +65,7 @@ _DATES = (
 _MONTH_FIRST = rf"(?:{MONTHS})\.? (?:{_DAY}(?:,? [0-9]{{4}})?|[0-9]{{4}})"
 
 _HEX = "[0-9A-Fa-f]{1,4}"
-_IP6 = rf"(?=[A-Fa-f:]{{0,30}}+[0-9])(?:{_HEX}(?::{_HEX}){{7}}|{_HEX}(?::{_HEX}){{0,5}}::{_HEX}(?::{_HEX}){{0,5}})"
+_IP6 = f"{_HEX}(?::{_HEX}){{7}}|{_HEX}(?::{_HEX}){{0,5}}::{_HEX}(?::{_HEX}){{0,5}}"
 _CREDIT_CARD = "[0-9]{4}(?: [0-9]{4}){2,3}(?: [0-9]{1,4})?|[0-9]{4}[ -][0-9]{6}[ -][0-9]{5}"
 _GERMAN_TAX = "[0-9]{2} [0-9]{3} [0-9]{3} [0-9]{3}"
 _FRENCH = "[12] [0-9]{2} [0-9]{2} [0-9]{2} [0-9]{3} [0-9]{3}(?: [0-9]{2})?"
@@ -171,10 +74,12 @@ _SPACED_IBAN = "[A-Z]{2}[0-9]{2}(?: [A-Z0-9]{4}){2,7}(?: [A-Z0-9]{1,3})?"
 _CODE = "(?=[A-Z]*+[0-9])(?=[0-9]*+[A-Z])[A-Z0-9]{6,}+(?:-[A-Z0-9]++){0,4}"
 _POSTCODE = f"{STATE_ZIP}|[A-Z]{{1,2}}[0-9][A-Z0-9]? [0-9][A-Z]{{2}}|[A-Z][0-9][A-Z] [0-9][A-Z][0-9]"
 
+_DIGIT_IN = "(?=[A-Za-z]*+[0-9])"
 _KEY = (
-    r"(?=[\w-]{0,60}?[0-9])(?:gh[pousr]_[A-Za-z0-9]{30,}+|github_pat_\w{22,}+|glpat-\w{16,}+|npm_[A-Za-z0-9]{30,}+"
-    r"|[sr]k[-_](?:[a-z]{1,8}[-_]){0,2}[A-Za-z0-9]{16,}+|xox[abeprs](?:-[A-Za-z0-9]{4,}+){1,5}"
-    r"|eyJ[\w-]{6,}+\.eyJ[\w-]{6,}+(?:\.[\w-]{0,999}\w)?)"
+    rf"gh[pousr]_{_DIGIT_IN}[A-Za-z0-9]{{30,}}+|github_pat_(?=\w*?[0-9])\w{{22,}}+|glpat-(?=\w*?[0-9])\w{{16,}}+"
+    rf"|npm_{_DIGIT_IN}[A-Za-z0-9]{{30,}}+|[sr]k[-_](?:[a-z]{{1,8}}[-_]){{0,2}}{_DIGIT_IN}[A-Za-z0-9]{{16,}}+"
+    r"|xox[abeprs]-[0-9][A-Za-z0-9]{3,}+(?:-[A-Za-z0-9]{4,}+){0,4}"
+    r"|(?<!-)eyJ(?=[\w-]*?[0-9])[\w-]{6,}+\.eyJ[\w-]{6,}+(?:\.[\w-]++)?"
 )
 _PRIVATE_KEY = (
     r"-----BEGIN (?:[A-Z]{2,9} ){0,2}PRIVATE KEY(?:-----[A-Za-z0-9+/=\s]++-----END (?:[A-Z]{2,9} ){0,2}PRIVATE KEY)?"
@@ -188,8 +93,8 @@ def _either_case(*words: str) -> str:
 
 
 # "tracking number, which is ABCDEFGHIJ": a noun, at most five small words, a sign, and what they announce.
-_FILLERS = "is|was|are|number|num|no|id|code|which|that|it|your|my|the|on|file|here|for|has|been|pulled|up|to (?:follow|track) (?:your|the) [a-z]{4,8}"
-_IS = rf"(?!\w)(?:,? (?:{_FILLERS})(?!\w)\.?){{0,5}},? ?[:#=]{{0,2}} ?[\"']?"
+_FILLERS = "is|was|are|of|now|number|num|no|id|code|which|that|it|your|my|the|on|file|here|for|has|been|pulled|up|to (?:follow|track) (?:your|the) [a-z]{4,8}"
+_IS = rf"(?!\w)(?:,? {{1,3}}(?:#|(?:{_FILLERS})(?!\w)\.?)){{0,5}},? {{0,3}}[:#=]{{0,2}} {{0,3}}[\"']?"
 _NOUNS = {
     "PHONE": _either_case("phone", "telephone", "mobile", "cell", "tel", "fax"),
     "POSTCODE": "(?:ZIP|" + _either_case("postcode", "post code", "postal code", "zip", "zipcode") + ")",
@@ -210,9 +115,9 @@ _WEAK = {
 # A password or a key may hold any signs, so the words before it belong to the match.
 _LOCKED = _either_case("password", "passwd", "pwd", "passcode", "token", "secret", "api key", "api_key", "apikey", "access key", "secret key")  # fmt: skip
 _SIGNS = "!#$%&*+/=?^~-"
-_PASSWORD = rf"(?=[A-Za-z_{_SIGNS}]*+[0-9])(?=[0-9_{_SIGNS}]*+[A-Za-z])[A-Za-z0-9_{_SIGNS}]{{6,}}+"
+_PASSWORD = rf"(?=[\w{_SIGNS}]*?[0-9])(?=[\w{_SIGNS}]*?[A-Za-z])[\w{_SIGNS}]{{6,}}+"
 _QUERY = r"[?&](?i:[a-z]{1,12}[_-])?(?i:token|key|apikey|secret|password|passwd|pwd|sig|signature|auth|session|sid)="
-_QUERY_VALUE = r"(?=[A-Za-z_%+/=~-]*+[0-9])[A-Za-z0-9_%+/=~-]{6,}+"
+_QUERY_VALUE = r"(?=[\w%+/=~-]*?[0-9])[\w%+/=~-]{6,}+"
 
 # The shapes, in the order in which they are tried at a place; the named group is the finding.
 _NUMBERS = (  # begin with a digit
@@ -224,9 +129,10 @@ _NUMBERS = (  # begin with a digit
     f"(?P<code>{_CODE}|[0-9]{{8}}-[A-Z])",
     "(?P<weak_spaced>(?:[0-9]{3,4} [0-9]{4}|[0-9]{2} [0-9]{6})(?!@))",
     "(?P<number>[0-9]++(?:[-.][0-9]++){0,6})",
+    "(?P<weak_digits>[0-9]++[A-Za-z][A-Za-z0-9]*+)",
 )
 _CAPITALS = (  # begin with a capital
-    "(?=A)(?P<google>AIza[A-Za-z0-9][A-Za-z0-9_-]{33}[A-Za-z0-9])",
+    "(?=A)(?P<google>AIza(?=[A-Za-z_-]{0,34}+[0-9])[A-Za-z0-9_-]{34}[A-Za-z0-9])",
     f"(?=[UPC])(?P<military>{MILITARY_ADDRESS}|{_BOX_ADDRESS})",
     "(?=[AS])(?P<suite>(?:Suite|Apt\\.?|Apartment) #?[0-9]{1,5}[A-Z]?)",
     f"(?=[JFMASOND])(?P<month>{_MONTH_FIRST})",
@@ -239,6 +145,7 @@ _LETTERS = (  # begin with any letter
     f"(?=[egnrsx])(?P<API_KEY>{_KEY})",
     f"(?=[AaPpSsTt]){_LOCKED}{_IS}(?P<locked>{_PASSWORD})",
     f"(?=[A-Fa-f])(?=[0-9A-Fa-f]{{1,4}}:)(?P<hex>{_IP6})",
+    "(?P<small_postcode>[a-z]{1,2}[0-9]{2,3}[a-z]{2})",
     "(?P<handle>[a-z]{2,20}+[0-9]{3,}+)",
     "(?P<weak_letters>[A-Za-z]++[0-9][A-Za-z0-9]*+)",
 )
@@ -248,13 +155,13 @@ _WITH_SIGNS = (  # begin anywhere, and hold one of @ + ( = --
     rf"(?P<bracketed>{_BRACKETED})(?!\w)",
     r"://(?P<URL_CREDENTIALS>[^\s:/@\ufdd0]{1,99}+:[^\s/@\ufdd0]{1,199}+)@",
     rf"{_QUERY}(?P<query>{_QUERY_VALUE})",
-    f"(?P<private>{_PRIVATE_KEY})-----",
+    rf"(?P<private>{_PRIVATE_KEY})(?!\w)",
 )
 _PLAIN = re.compile(
     rf"\b(?:(?=[0-9])(?:{'|'.join(_NUMBERS)})|(?=[A-Z])(?:{'|'.join(_CAPITALS)})|(?=[A-Za-z])(?:{'|'.join(_LETTERS)}))(?!\w)"
 )
 SCANNER = re.compile(f"{'|'.join(_WITH_SIGNS)}|{_PLAIN.pattern}")
-ANCHOR = re.compile(r"[0-9@A-Z](?:(?<=[0-9@])|[A-Z]{5})")  # every match of the scanner holds one
+ANCHOR = re.compile(r"[0-9@A-Z](?:(?<=[0-9@])|[A-Z]{5}|S(?:S|NS|NV|CGC) )")  # in the first line of every match
 
 _NAMED = {  # groups of one type; a name may stand only once in an expression, so some types have several
     **{kind: kind for kind in ("ADDRESS", "API_KEY", "DATE", "EMAIL", "PHONE", "POSTCODE", "URL_CREDENTIALS")},
@@ -265,6 +172,7 @@ _NAMED = {  # groups of one type; a name may stand only once in an expression, s
     "handle": "REFERENCE",
     "month": "DATE",
     "query": "URL_CREDENTIALS",
+    "small_postcode": "POSTCODE",
 }
 _CHECKED: dict[str, Callable[[str], str | None]] = {
     "ip": internet_type,

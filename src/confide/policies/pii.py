@@ -18,6 +18,10 @@ from .spacy_levels import INSTALL, best_pipeline, clean, described, load_pipelin
 # runs of digits (0.01 to 0.1), which count only where a word beside them ("passport", "account") lifts them.
 THRESHOLD = 0.3
 
+WEB_ADDRESS = (
+    r"""(?i)(?<![a-z0-9.@-])(?:https?://)?(?:[a-z0-9-]+\.)+[a-z]{2,24}(?![a-z0-9-])(?::\d+)?(?:/[^\s()<>"']*)?"""
+)
+
 NO_NAMES = (
     "no spaCy pipeline is installed, so names of people, places and organisations are NOT detected; "
     f"to detect them, install one: {INSTALL}"
@@ -78,16 +82,23 @@ def _engine(name: str | None) -> tuple[Any, Any]:
     engine: Any = SpacyNlpEngine(ner_model_configuration=entities)
     engine.nlp = {"en": nlp}  # as loaded; its own load() would download what is missing
     analyzer = AnalyzerEngine(nlp_engine=engine, supported_languages=["en"])
-    _check_addresses_offline(analyzer)
+    _check_domains_offline(analyzer.registry)
     return nlp, analyzer
 
 
-def _check_addresses_offline(analyzer: Any) -> None:
-    """Let the e-mail recogniser use the list of suffixes that tldextract carries, instead of fetching it."""
-    from presidio_analyzer.predefined_recognizers import EmailRecognizer
+def _check_domains_offline(registry: Any) -> None:
+    """Check the domains of e-mail and web addresses by the list of suffixes that tldextract carries.
+
+    Presidio's own check of an e-mail address fetches the list; its own expression for web addresses spells the list out
+    and takes seconds for a line of dots.
+    """
+    from presidio_analyzer import Pattern, PatternRecognizer
     from tldextract import TLDExtract
 
     split = TLDExtract(cache_dir=None, suffix_list_urls=())
-    for recognizer in analyzer.registry.recognizers:
-        if type(recognizer) is EmailRecognizer:
+    web = PatternRecognizer("URL", name="WebAddress", patterns=[Pattern("web address", WEB_ADDRESS, 0.5)])
+    registry.remove_recognizer("UrlRecognizer")
+    registry.add_recognizer(web)
+    for recognizer in registry.recognizers:
+        if recognizer is web or recognizer.name == "EmailRecognizer":
             vars(recognizer)["validate_result"] = lambda address: split(address).fqdn != ""

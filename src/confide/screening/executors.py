@@ -10,6 +10,8 @@ import contextlib
 import importlib
 import logging
 import os
+import re
+import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -104,8 +106,7 @@ def _ray(rules: Rules, address: str) -> Iterator[Executor]:
         ray: Any = importlib.import_module("ray")
     except ImportError:
         raise BadInput("--cluster needs Ray: pip install 'confide[cluster]'") from None
-    if address != "auto" and not address.startswith("ray://"):
-        raise BadInput("--cluster is `auto` (a cluster that this machine belongs to) or ray://HOST:PORT")
+    _answers(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, ImportError) as error:
@@ -118,6 +119,21 @@ def _ray(rules: Rules, address: str) -> Iterator[Executor]:
         yield lambda jobs: _on_actors(ray, [actor.remote(rules) for _ in range(size)], jobs)
     finally:
         ray.shutdown()
+
+
+def _answers(address: str) -> None:
+    """Refuse an address at which nobody listens; Ray itself would try for minutes."""
+    named = re.fullmatch(r"auto|(?:ray://)?([\w.-]+)(?::(\d+))?", address)
+    if named is None:
+        raise BadInput("--cluster is `auto` (the cluster that this machine belongs to), HOST:PORT or ray://HOST:PORT")
+    if named[1]:
+        port = int(named[2] or (10001 if address.startswith("ray://") else 6379))
+        try:
+            socket.create_connection((named[1], port), timeout=5).close()
+        except OSError:
+            raise BadInput(
+                f"no Ray cluster answers at {named[1]}, port {port}; start one with `ray start --head`"
+            ) from None
 
 
 def _on_actors(ray: Any, actors: list[Any], jobs: Iterable[Job]) -> Iterator[Any]:
