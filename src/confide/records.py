@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import orjson
 import pyarrow as pa
 
 from .errors import BadInput
@@ -29,8 +30,7 @@ _BROKEN = object()  # a value that is not UTF-8
 _LITERAL = re.compile(r"<(mask)>", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """One message of a chat inside a record's text: who speaks, and where the words are."""
 
     role: str
@@ -38,8 +38,7 @@ class Turn:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One text: a document as read, or a training example after splitting. `group` is the document it came from."""
 
     id: str
@@ -188,23 +187,32 @@ def _decoded(chunk: Chunk) -> Iterator[str | Unusable]:
 
 
 def _parse_jsonl(chunk: Chunk) -> _Values:
-    for row, line in _lines_of(chunk):
-        if isinstance(line, Unusable):
-            yield row, line
-            continue
+    text = chunk.columns.text
+    offset = chunk.offset
+    for row, line in enumerate(chunk.payload.split(b"\n"), chunk.first_row):
         try:
-            found = decode_json(line)
-        except json.JSONDecodeError as error:
-            found = Unusable(f"not JSON from column {error.colno} on")
-        except Unusable as error:
-            found = error
-        except (ValueError, RecursionError):
-            found = Unusable("JSON with a number too long or nested too deeply")
-        if not isinstance(found, dict | Unusable):
-            found = Unusable("not a JSON object")
-        elif isinstance(found, dict) and chunk.columns.text not in found:
-            found = Unusable(f"has no {chunk.columns.text}")
-        yield row, found
+            found = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            found = None if not line or line.isspace() else _why(line, offset)
+        offset += len(line) + 1
+        if isinstance(found, dict):
+            yield row, found if text in found else Unusable(f"has no {text}")
+        elif found is not None or line == b"null":
+            yield row, found if isinstance(found, Unusable) else Unusable("not a JSON object")
+
+
+def _why(line: bytes, offset: int) -> Any:
+    """What is wrong with a line that is no JSON."""
+    try:
+        return decode_json(line.decode())
+    except UnicodeDecodeError as error:
+        return Unusable(f"not UTF-8 at byte {offset + error.start}")
+    except json.JSONDecodeError as error:
+        return Unusable(f"not JSON from column {error.colno} on")
+    except Unusable as error:
+        return error
+    except (ValueError, RecursionError):
+        return Unusable("JSON with a number too long or nested too deeply")
 
 
 def _parse_line(chunk: Chunk) -> _Values:
@@ -276,22 +284,15 @@ _PARSERS: dict[str, Callable[[Chunk], _Values]] = {
 }  # fmt: skip
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise Unusable("JSON with a key given twice")
-    return found
-
-
 def _constant(name: str) -> None:
     raise Unusable(f"JSON with {name}, which is no number")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_constant)
+_DECODER = json.JSONDecoder(parse_constant=_constant)
 
 
 def decode_json(line: str) -> Any:
-    """Strict JSON: no key twice, no NaN. The error is a ValueError or a RecursionError."""
+    """Strict JSON: no NaN. The error is a ValueError or a RecursionError."""
     line = line.strip(" \t\r\n")
     found, end = _DECODER.raw_decode(line)
     if end != len(line):

@@ -43,12 +43,12 @@ union:
   - use: patterns
     without: [DATE]
   - known:secrets.txt
-  - pattern: 'EMP-\\d{4}'
+  - pattern: 'staff \\d'
     type: EMPLOYEE
 """
     )
     policy = load(str(tmp_path / "policy.yaml"))
-    assert types(policy, "EMP-1234 saw the Blue  Whale on 2024-01-05, write to ada@example.org") == [
+    assert types(policy, "staff 7 saw the Blue  Whale on 2024-01-05, write to ada@example.org") == [
         "EMAIL",
         "EMPLOYEE",
         "KNOWN",
@@ -135,7 +135,7 @@ def test_plugins_are_found_by_their_entry_point(monkeypatch):
     monkeypatch.setattr(loading, "entry_points", lambda group: points)
     assert load("make").find("HELP")[0].type == "SHOUT"
     assert "make" in known_policies()
-    with pytest.raises(BadInput, match="did not return a confide.policies.Policy"):
+    with pytest.raises(BadInput, match="did not return a confide"):
         load("broken")
 
 

@@ -60,7 +60,7 @@ def test_documents_turns_and_sentences(corpus, tmp_path):
 def test_every_word_of_the_corpus_is_in_exactly_one_record(corpus, tmp_path):
     screened = screen(str(corpus), "nothing", tmp_path / "out", unit="sentence", conservative="digits")
     pieces = {row["id"]: row["text"] for part in ("public", "private") for row in rows(screened, part, "id", "text")}
-    for line in open(corpus):
+    for line in corpus.read_text().splitlines():
         document = json.loads(line)
         mine = sorted(
             (int(name.rsplit("/", 1)[1]), text)
@@ -283,7 +283,7 @@ SCRIPT = "import sys; from confide.cli import main; main(sys.argv[1:])"
 def test_a_killed_screening_leaves_nothing_that_looks_whole_and_can_be_resumed(corpus, tmp_path):
     """kill -9 at random moments: afterwards there is the whole folder, or one that --resume completes to the same digest."""
     big = tmp_path / "big.jsonl"
-    lines = open(corpus).read().splitlines()
+    lines = corpus.read_text().splitlines()
     with open(big, "w") as file:
         for copy in range(40):
             file.writelines(

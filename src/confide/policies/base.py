@@ -80,6 +80,9 @@ def register(
 
 def merged(findings: Sequence[Finding]) -> list[tuple[int, int]]:
     """The spans that the findings cover together, sorted, overlapping and touching ones joined."""
+    if len(findings) == 1:
+        start, end, *_ = findings[0]
+        return [(start, end)] if end > start else []
     spans: list[tuple[int, int]] = []
     for start, end, *_ in sorted(findings):
         if spans and start <= spans[-1][1]:

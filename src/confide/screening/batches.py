@@ -96,21 +96,25 @@ class Screener:
         """
         rows, bad = _rows(chunk)
         forced = chunk.forced if isinstance(chunk, CanaryChunk) else {}
-        columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
-        counts: Counter[str] = Counter()
-        largest = most = 0
+        out: list[tuple[Any, ...]] = []
+        kinds: list[str] = []
+        largest = most = characters = 0
         for row in rows:
             records = split(row.record, self.rules.unit, self.rules.max_words)
+            identity = self.digest(row.record.id) if chunk.ids_given else None
             largest = max(largest, len(records))
-            counts["characters"] += len(row.record.text)
-            for treated, record in self._document(row.record, records, forced, duplicates or {}, len(columns["id"])):
-                self._add(columns, treated, record, row, chunk.ids_given)
+            characters += len(row.record.text)
+            for treated, record in self._document(row.record, records, forced, duplicates or {}, len(out)):
+                out.append(self._row(treated, record, row.row, identity))
                 most = max(most, len(treated.units))
-                counts.update(f"type {finding.type}" for finding in treated.findings)
-        counts["documents"] = 0 if forced or isinstance(chunk, CanaryChunk) else len(rows)
+                kinds += [finding.type for finding in treated.findings]
+        counts = {f"type {kind}": count for kind, count in Counter(kinds).items()}
+        counts |= {"characters": characters, "documents": 0 if isinstance(chunk, CanaryChunk) else len(rows)}
         notes = {"bad": bad, "counts": counts, "largest group": largest, "most units": most}
         metadata = {b"confide": json.dumps(notes).encode(), b"name": chunk.name.encode()}
-        return pa.table(columns, schema=SCHEMA.with_metadata(metadata))
+        columns = zip(*out, strict=True) if out else [()] * len(SCHEMA)
+        arrays = [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)]
+        return pa.table(arrays, schema=SCHEMA.with_metadata(metadata))
 
     def _document(
         self,
@@ -136,7 +140,7 @@ class Screener:
                 record, units = blank(record, units or [(0, len(record.text))], duplicates[place + i], MARK)
             treated = treat(record, self.policy, self.conservative, findings, units)
             if (flagged or secret) and not treated.private:
-                treated = Treated(treated.text, treated.turns, treated.units, treated.findings, True)
+                treated = treated._replace(private=True)
             yield treated, original
 
     def _dialogue(self, document: Record, records: list[Record]) -> list[list[Finding]]:
@@ -160,24 +164,24 @@ class Screener:
         """A keyed digest: without the key it confirms no guess."""
         return blake2b(text.encode(), digest_size=DIGEST, key=self.rules.key).digest()
 
-    def _add(self, columns: dict[str, list[Any]], treated: Treated, record: Record, row: Row, ids_given: bool) -> None:
-        rules = self.rules
-        compared = rules.order == "redact-dedup" and (
-            rules.dedup != "off" if treated.private else rules.public_dedup == "exact"
+    def _row(self, treated: Treated, record: Record, row: int, identity: bytes | None) -> tuple[Any, ...]:
+        """A row of the batch, in the order of the schema."""
+        rules, private = self.rules, treated.private
+        compared = rules.order == "redact-dedup" and (rules.dedup != "off" if private else rules.public_dedup == "exact")
+        return (
+            record.id,
+            treated.text,
+            record.group,
+            treated.turns or None,
+            private,
+            render(record.text) if private else None,
+            treated.findings if private else None,
+            row,
+            identity,
+            treated.units if rules.dedup_unit else None,
+            self._digests(treated.text, treated.units) if compared else None,
+            signature(treated.text) if rules.public_dedup == "near" and not private else None,
         )
-        near = rules.public_dedup == "near" and not treated.private
-        columns["id"].append(record.id)
-        columns["text"].append(treated.text)
-        columns["group"].append(record.group)
-        columns["turns"].append([(turn.role, turn.start, turn.end) for turn in treated.turns] or None)
-        columns["private"].append(treated.private)
-        columns["raw"].append(render(record.text) if treated.private else None)
-        columns["spans"].append(treated.findings if treated.private else None)
-        columns["row"].append(row.row)
-        columns["identity"].append(self.digest(row.record.id) if ids_given else None)
-        columns["units"].append(treated.units if rules.dedup_unit else None)
-        columns["digests"].append(self._digests(treated.text, treated.units) if compared else None)
-        columns["signature"].append(signature(treated.text) if near else None)
 
 
 def notes_of(table: pa.Table) -> dict[str, Any]:

@@ -384,7 +384,7 @@ class _Work:
             record = Record("", texts[place], "", tuple(Turn(**turn) for turn in turns[place] or ()))
             units = table["units"][place].as_py() or [{"start": 0, "end": len(record.text)}]
             record, _ = blank(record, [(unit["start"], unit["end"]) for unit in units], which, MASK)
-            texts[place], turns[place] = record.text, [asdict(turn) for turn in record.turns] or None
+            texts[place], turns[place] = record.text, [turn._asdict() for turn in record.turns] or None
             self.counts["private duplicates"] += len(which)
         for name, values in (("text", texts), ("turns", turns)):
             at = table.schema.get_field_index(name)
@@ -393,10 +393,10 @@ class _Work:
 
     def _digest(self, table: pa.Table) -> int:
         """The sum of keyed digests of all records: equal for equal contents, in whatever order and files they lie."""
-        columns = [table[name].to_pylist() for name in ("id", "group", "text", "raw", "private")]
+        columns = [table[name].to_pylist() for name in ("id", "group", "text", "raw")]
         key, total = self.rules.key, 0
-        for values in zip(*columns, strict=True):
-            content = "\0".join(f"{len(value)} {value}" if isinstance(value, str) else str(value) for value in values)
+        for name, group, text, raw in zip(*columns, strict=True):
+            content = f"{len(name)} {len(group)} {len(text)} {raw is None} {name}{group}{text}{raw}"
             total += int.from_bytes(blake2b(content.encode(), digest_size=32, key=key).digest(), "big")
         return total
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ..policies import Finding, Policy, merged
 from ..records import MARK, MASK, Record, Turn
@@ -15,16 +15,14 @@ from ..splitting import split
 
 Span = tuple[int, int]
 _MARK = re.compile(MARK)
-_BLANK = re.compile(r"[ \t]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Treated:
+class Treated(NamedTuple):
     """A record as screened. `units` are the spans of `text` that dedup compares."""
 
     text: str
     turns: tuple[Turn, ...]
-    units: tuple[Span, ...]
+    units: Sequence[Span]
     findings: list[Finding]
     private: bool
 
@@ -46,18 +44,20 @@ def treat(
     policy is mask-consistent and c is a maximal span that it finds in s, then treat(s).text = treat(s[c→MARK]).text.
     """
     text = record.text
-    pieces = units or [(turn.start, turn.end) for turn in record.turns] or [(0, len(text))]
+    whole = ((0, len(text)),)
+    pieces = units or ([(turn.start, turn.end) for turn in record.turns] if record.turns else whole)
     found = find(policy, text, pieces) if findings is None else findings
     masked = MARK in text
     private = masked or bool(found) or conservative is None or bool(conservative.find(text))
     if not found and not masked:
-        return Treated(text, record.turns, tuple(units or ((0, len(text)),)), found, private)
+        return Treated(text, record.turns, units or whole, found, private)
     marks = [Finding(*mark.span(), "", "") for mark in _MARK.finditer(text)] if masked else []
     spans = merged(found + marks)
+    if pieces is whole:
+        redacted = _masked(text, 0, len(text), spans, MASK)
+        return Treated(redacted, (), ((0, len(redacted)),), found, private)
     redacted, moved = redact(text, spans, pieces)
-    return Treated(
-        redacted, _turns(record.turns, pieces, moved), tuple(moved if units else ((0, len(redacted)),)), found, private
-    )
+    return Treated(redacted, _turns(record.turns, pieces, moved), moved if units else ((0, len(redacted)),), found, private)
 
 
 def find(policy: Policy, text: str, pieces: Sequence[Span]) -> list[Finding]:
@@ -102,7 +102,7 @@ def _masked(text: str, low: int, high: int, spans: Sequence[Span], mask: str) ->
     out: list[str] = []
     place, last = low, -1
     for start, end in spans:
-        if last < 0 or not _BLANK.fullmatch(text, last, start):
+        if last < 0 or text[last:start].strip(" \t"):
             out += (text[place:start], mask)
         place = last = end
     out.append(text[place:high])
@@ -143,6 +143,6 @@ def blank(record: Record, units: Sequence[Span], duplicates: Collection[int], ma
     nothing else, the same that redaction uses (CRT A.6, rule 4).
     """
     if len(duplicates) == len(units):
-        return replace(record, text=mask, turns=()), [(0, len(mask))]
+        return record._replace(text=mask, turns=()), [(0, len(mask))]
     text, moved = redact(record.text, [units[i] for i in sorted(duplicates)], units, mask)
-    return replace(record, text=text, turns=_turns(record.turns, units, moved)), moved
+    return record._replace(text=text, turns=_turns(record.turns, units, moved)), moved
