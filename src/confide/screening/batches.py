@@ -5,9 +5,11 @@ The batch holds everything that later steps need, so that they never look at the
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -94,6 +96,10 @@ class Screener:
         *Formal guarantees.* A pure function of the chunk, the rules and `duplicates`; each record's row depends on that
         record alone, or on its whole document where the rules say so.
         """
+        with no_collection():
+            return self._screen(chunk, duplicates or {})
+
+    def _screen(self, chunk: Chunk | CanaryChunk, duplicates: Mapping[int, frozenset[int]]) -> pa.Table:
         rows, bad = _rows(chunk)
         forced = chunk.forced if isinstance(chunk, CanaryChunk) else {}
         out: list[tuple[Any, ...]] = []
@@ -104,7 +110,7 @@ class Screener:
             identity = self.digest(row.record.id) if chunk.ids_given else None
             largest = max(largest, len(records))
             characters += len(row.record.text)
-            for treated, record in self._document(row.record, records, forced, duplicates or {}, len(out)):
+            for treated, record in self._document(row.record, records, forced, duplicates, len(out)):
                 out.append(self._row(treated, record, row.row, identity))
                 most = max(most, len(treated.units))
                 kinds += [finding.type for finding in treated.findings]
@@ -167,7 +173,9 @@ class Screener:
     def _row(self, treated: Treated, record: Record, row: int, identity: bytes | None) -> tuple[Any, ...]:
         """A row of the batch, in the order of the schema."""
         rules, private = self.rules, treated.private
-        compared = rules.order == "redact-dedup" and (rules.dedup != "off" if private else rules.public_dedup == "exact")
+        compared = rules.order == "redact-dedup" and (
+            rules.dedup != "off" if private else rules.public_dedup == "exact"
+        )
         return (
             record.id,
             treated.text,
@@ -182,6 +190,18 @@ class Screener:
             self._digests(treated.text, treated.units) if compared else None,
             signature(treated.text) if rules.public_dedup == "near" and not private else None,
         )
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Without the garbage collector, which would walk through a chunk's many small objects again and again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def notes_of(table: pa.Table) -> dict[str, Any]:

@@ -12,11 +12,13 @@ import logging
 import os
 import re
 import socket
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
+from types import ModuleType
 from typing import Any
 
 from ..errors import BadInput, ConfideError
@@ -67,10 +69,26 @@ def executor(rules: Rules, workers: int, cluster: str | None = None) -> Iterator
         yield lambda jobs: (do(screener, job) for job in jobs)
     else:
         pool = ProcessPoolExecutor(workers, get_context("spawn"), _start, (rules,))
+
+        def submit(job: Job) -> Future[Any]:
+            with _no_main_module():
+                return pool.submit(_work, job)
+
         try:
-            yield lambda jobs: _ordered(jobs, lambda job: pool.submit(_work, job), workers)
+            yield lambda jobs: _ordered(jobs, submit, workers)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _no_main_module() -> Iterator[None]:
+    """Keep new processes from running the user's script again: it may lack the `if __name__ == "__main__"` guard."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _ordered(jobs: Iterable[Job], submit: Callable[[Job], Future[Any]], workers: int) -> Iterator[Any]:

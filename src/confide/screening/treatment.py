@@ -57,7 +57,9 @@ def treat(
         redacted = _masked(text, 0, len(text), spans, MASK)
         return Treated(redacted, (), ((0, len(redacted)),), found, private)
     redacted, moved = redact(text, spans, pieces)
-    return Treated(redacted, _turns(record.turns, pieces, moved), moved if units else ((0, len(redacted)),), found, private)
+    return Treated(
+        redacted, _turns(record.turns, pieces, moved), moved if units else ((0, len(redacted)),), found, private
+    )
 
 
 def find(policy: Policy, text: str, pieces: Sequence[Span]) -> list[Finding]:
