@@ -2,6 +2,8 @@
 records, marks included, are screened by the real pipeline."""
 
 import itertools
+import json
+import subprocess
 import sys
 from types import ModuleType
 
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from confide import readers
+from confide.policies import Finding
 from confide.records import Record, Row
 from confide.screening import screen
 from confide.screening.canaries import CanaryChunk
@@ -56,3 +59,25 @@ def policy(monkeypatch):
         return f"python:{module.__name__}:find"
 
     return make
+
+
+ELSEWHERE = """
+import json, sys
+from confide.policies import load
+specs, texts = json.load(sys.stdin)
+print(json.dumps([load(spec).find(text) for text in texts for spec in specs]))
+"""
+
+
+@pytest.fixture
+def elsewhere():
+    """A function from policies and texts to the findings, text by text, in a process of its own."""
+
+    def find(specs, texts):
+        given = json.dumps([specs, texts])
+        done = subprocess.run(
+            [sys.executable, "-c", ELSEWHERE], input=given, capture_output=True, text=True, check=True, timeout=120
+        )
+        return [[Finding(*finding) for finding in findings] for findings in json.loads(done.stdout)]
+
+    return find

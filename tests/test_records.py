@@ -186,7 +186,7 @@ BAD_ROWS = {
     b'{"text": 5}': "text is a number", b'{"text": true}': "text is true or false", b'{"text": {}}': "text is an object",
     b'{"no": "text"}': "has no text", b'{"text": "\\ud800"}': "half of a surrogate pair", b"[1]": "not a JSON object",
     b'"hunter2"': "not a JSON object", b"{hunter2": "not JSON from column 2 on", b'{"text": "a"} {}': "column 14",
-    b'{"text": NaN}': "NaN", b'{"text": "a", "text": "b"}': "key given twice", b'{"text": ' + b"9" * 5000 + b"}": "too long",
+    b'{"text": NaN}': "NaN", b'{"text": ' + b"9" * 5000 + b"}": "too long",
     b'{"text": ' + b"[" * 200_000 + b"]" * 200_000 + b"}": "nested too deeply", b'{"text": "\xff"}': "not UTF-8 at byte 41",
     b'{"text": []}': "holds no words", b'{"text": ["hunter2"]}': "message 1 of text is text, not an object",
     message(role="hunter2", content="a"): "has a role other than", message(role="user"): "content of message 1 of text is null",

@@ -20,7 +20,7 @@ from ..errors import BadInput
 from .near import BANDS, alike, bands
 
 Slots = NDArray[np.int64]
-MEMORY = "512MB"  # beyond it DuckDB spills to the work folder
+MEMORY = "64MB"  # beyond it DuckDB spills to the work folder, so that memory does not grow with the corpus
 LARGEST_FILTER = 1 << 34  # bits
 
 
@@ -29,7 +29,7 @@ class Shuffle:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700)
-        settings: dict[str, Any] = {"memory_limit": MEMORY, "temp_directory": str(folder / "spill")}
+        settings: dict[str, Any] = {"memory_limit": MEMORY, "threads": 1, "temp_directory": str(folder / "spill")}
         settings["autoinstall_known_extensions"] = False  # nothing is ever downloaded
         self._db = duckdb.connect(str(folder / "digests.duckdb"), config=settings)
         self._db.execute("CREATE TABLE digests (part TINYINT, high UBIGINT, low UBIGINT, slot BIGINT)")
