@@ -37,6 +37,8 @@ test: lint
 
 bench: $(STAMPS)/bench
 	$(BIN)/python benchmarks/accounting.py
+	$(BIN)/python benchmarks/splitting.py
+	$(BIN)/python benchmarks/screening.py
 
 clean:
 	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -109,7 +109,12 @@ def _original(data: Path) -> Numbers:
     with gzip.open(data / "customersim" / "simdial_test.jsonl.gz", "rt") as file:
         for line in file:
             text = json.loads(line)["text"]
-            truth = [(m.start(1), m.start(1) + len(n), "name") for m in pairs.finditer(text) for n in (m[1], " ".join(m[1].split()[:2])) if n in names]
+            truth = [
+                (m.start(1), m.start(1) + len(n), "name")
+                for m in pairs.finditer(text)
+                for n in (m[1], " ".join(m[1].split()[:2]))
+                if n in names
+            ]
             truth += [(m.start(), m.end(), "tracking") for m in tracking.finditer(text)]
             for known, kind in ((addresses, "address"), (numbers, "number")):
                 for value in known if len(known) < 0 else _values(text, kind):
@@ -120,14 +125,19 @@ def _original(data: Path) -> Numbers:
                 hits.setdefault(kind, []).append(any(low <= start and end <= high for low, high in spans))
             given += len(spans)
             right += sum(any(low < end and start < high for start, end, _ in truth) for low, high in spans)
-    found: Numbers = {f"customersim, original test split: recall of {kind}": sum(h) / len(h) for kind, h in sorted(hits.items())}
+    found: Numbers = {
+        f"customersim, original test split: recall of {kind}": sum(h) / len(h) for kind, h in sorted(hits.items())
+    }
     return {**found, "customersim, original test split: precision": right / given}
 
 
 def _values(text: str, kind: str) -> list[str]:
     import re
 
-    shapes = {"number": r"[\d.-]{10,14}(?<![.-])", "address": r"(?:\d|USNV|USS|USNS|USCGC|Unit|PSC)[^\n]*? [A-Z]{2} \d{5}"}
+    shapes = {
+        "number": r"[\d.-]{10,14}(?<![.-])",
+        "address": r"(?:\d|USNV|USS|USNS|USCGC|Unit|PSC)[^\n]*? [A-Z]{2} \d{5}",
+    }
     return re.findall(shapes[kind], text)
 
 
@@ -201,7 +211,9 @@ def memory(sizes: tuple[float, ...]) -> Numbers:
                         copy += 1
                 out = str(Path(name) / f"out-{gigabytes}")
                 start = time.perf_counter()
-                peak = subprocess.run([sys.executable, "-c", MEMORY, str(corpus), out, dedup], capture_output=True, text=True, check=True)
+                peak = subprocess.run(
+                    [sys.executable, "-c", MEMORY, str(corpus), out, dedup], capture_output=True, text=True, check=True
+                )
                 found[f"{gigabytes:g} GB, dedup {dedup}: peak MB"] = int(peak.stdout) / 1024
                 found[f"{gigabytes:g} GB, dedup {dedup}: seconds"] = time.perf_counter() - start
                 subprocess.run(["rm", "-rf", out], check=True)
@@ -218,7 +230,9 @@ def parallel(count: int, cluster: bool) -> Numbers:
         numbers = iter(range(10**6))
 
         def seconds(**options: Any) -> float:
-            run = lambda: screen(str(folder / "corpus.jsonl"), "low-entity", folder / f"out{next(numbers)}", chunk=1 << 16, **options)  # noqa: E731
+            run = lambda: screen(
+                str(folder / "corpus.jsonl"), "low-entity", folder / f"out{next(numbers)}", chunk=1 << 16, **options
+            )  # noqa: E731
             return best(run, 2)
 
         one, two = seconds(workers=1), seconds(workers=2)

@@ -221,7 +221,7 @@ def test_demo_then_verify_then_forge(capsys, tmp_path):
     assert (code, err) == (0, "")
     assert "holds" in out
     assert "recomputed 1.969" in " ".join(out.split())
-    assert "no model is trained" in " ".join(out.split())
+    assert "No model is trained" in " ".join(out.split())
     code, out, _ = run(capsys, "verify", str(folder))
     assert code == 0
     assert "under these assumptions" in out
@@ -278,7 +278,7 @@ def test_the_installed_command_and_the_module_are_the_same():
 def test_help_lists_the_commands(capsys):
     code, out, _ = run(capsys, "--help")
     assert code == 0
-    for command in ("epsilon", "verify", "demo"):
+    for command in ("epsilon", "verify", "demo", "screen", "policies"):
         assert command in out
 
 
@@ -289,3 +289,73 @@ def test_the_package_offers_verify(tmp_path, capsys):
     assert confide.verify(tmp_path / "d").numbers > 50
     with pytest.raises(AttributeError):
         _ = confide.nothing
+
+
+@pytest.fixture
+def chats(tmp_path):
+    rows = [
+        {"id": i, "text": f"SYS: Hello there.\nUSR: I am Zoe Quill, my number is 555-010-{1000 + i}."} for i in range(4)
+    ]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "chats.jsonl"
+
+
+def test_screen_counts_and_shows_records_only_if_asked(capsys, chats, tmp_path):
+    command = ["screen", str(chats), "--policy", "patterns", "--conservative", "allowlist", "--unit", "turn"]
+    found = ask(capsys, *command, "-o", str(tmp_path / "a"))
+    assert (found["records"], found["public"], found["private"]) == (8, 4, 4)
+    assert found["k"]["missed"] == 1
+    code, out, err = run(capsys, *command, "-o", str(tmp_path / "b"))
+    assert (code, err) == (0, "")
+    assert "4 public, 4 private" in out
+    assert "Quill" not in out
+    _, shown, _ = run(capsys, *command, "-o", str(tmp_path / "c"), "--show", "1")
+    assert "Quill" in shown
+    assert "PHONE (patterns" in " ".join(shown.split())
+
+
+def test_screen_says_loudly_what_is_missing(capsys, chats, tmp_path):
+    _, out, _ = run(capsys, "screen", str(chats), "--policy", "miss(digits, 0.5)", "-o", str(tmp_path / "out"))
+    assert "warning: policy: misses a share of 0.5" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["nowhere.jsonl", "--policy", "digits"], "nowhere.jsonl"),
+        (["CHATS"], "--policy"),
+        (["CHATS", "--policy", "nonsense"], "no policy is called 'nonsense'"),
+        (["CHATS", "--policy", "digits", "--text-field", "words"], "has no column 'words' for --text-field"),
+        (["CHATS", "--policy", "digits", "--workers", "0"], "--workers"),
+        (["CHATS", "--policy", "digits", "--cluster", "?"], "--cluster is `auto`"),
+        (["CHATS", "--policy", "digits", "--unit", "letter"], "--unit must be one of document, turn, sentence"),
+        (["CHATS", "--policy", "digits", "--show", "-1"], "--show"),
+    ],
+)
+def test_screening_mistakes_are_one_line_and_leave_nothing(capsys, chats, tmp_path, arguments, reason):
+    arguments = [str(chats) if argument == "CHATS" else argument for argument in arguments]
+    code, out, err = run(capsys, "screen", *arguments, "-o", str(tmp_path / "out"))
+    assert (code, out) == (2, "")
+    assert reason in err
+    assert err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["chats.jsonl"]
+
+
+def test_policies_are_listed_with_what_they_need(capsys):
+    names = {entry["name"]: entry for entry in ask(capsys, "policies")["policies"]}
+    for name in (
+        "digits",
+        "patterns",
+        "pii",
+        "low-entity",
+        "high-contextual",
+        "scores",
+        "known",
+        "allowlist",
+        "customersim",
+    ):
+        assert names[name]["summary"]
+    assert "presidio" in names["pii"]["needs"]
+    code, out, _ = run(capsys, "policies")
+    assert code == 0
+    assert "union(A, B, …)" in out

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from confide.cli import main
+from confide.experiments.customersim import write_corpus
 
-TEXT = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "README.md").read_text()
 
 
 def test_the_python_example_runs(tmp_path, monkeypatch):
@@ -31,3 +33,30 @@ def test_every_command_answers(command, capsys):
     with pytest.raises(SystemExit) as done:
         main(shlex.split(command)[1:])
     assert done.value.code == 0, capsys.readouterr().err
+
+
+@pytest.fixture
+def chats(tmp_path, monkeypatch):
+    """The corpus that the examples are about."""
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path / "sim", 60, 0, 24, lambda: None)
+    (tmp_path / "sim" / "train.jsonl").rename("chats.jsonl")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/screening.md"])
+def test_the_screening_commands_run(page, chats, capsys):
+    found = re.findall(r"^(?:\$ )?(confide screen .+)$", (ROOT / page).read_text(), flags=re.MULTILINE)
+    commands = [command for command in found if "--cluster" not in command]
+    assert commands
+    for command in commands:
+        with pytest.raises(SystemExit) as done:
+            main(shlex.split(command)[1:])
+        assert done.value.code == 0, capsys.readouterr().err
+        assert "60 documents" in capsys.readouterr().out
+
+
+def test_the_screening_example_runs(chats):
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "screening.md").read_text(), flags=re.DOTALL)
+    names = {}
+    exec(compile(block, "screening.md", "exec"), names)
+    assert names["setting"].unit == "turn"

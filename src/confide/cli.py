@@ -172,7 +172,7 @@ def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="A new folder for the demo's files.")] = Path("demo"),
     as_json: Json = False,
 ) -> None:
-    """A worked certificate: ledger, guarantees, curve, verification, and an attempt to cheat."""
+    """A simulated corpus screened, and its worked certificate: ledger, guarantees, curve, verification, a try to cheat."""
     from .demo import run
 
     found = run(out, Console(quiet=as_json))
@@ -267,6 +267,7 @@ def screen(
 
     if workers is not None:
         check_count("--workers", workers, high=1024)
+    check_count("--show", show, low=0)
     options = Options(
         policy=policy,
         conservative=conservative,

@@ -14,13 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from faker import Faker
+
 from ..errors import BadInput
 from ..rundir import new_folder
-
-try:
-    from faker import Faker
-except ImportError:
-    raise BadInput("the simulator needs Faker: pip install 'confide[simulate]'") from None
 
 PEOPLE = 20_000
 SPLITS = {"train": (0.0, 10 / 12), "valid": (10 / 12, 11 / 12), "test": (11 / 12, 1.0)}
