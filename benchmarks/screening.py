@@ -232,7 +232,7 @@ def parallel(count: int, cluster: bool) -> Numbers:
         def seconds(**options: Any) -> float:
             run = lambda: screen(
                 str(folder / "corpus.jsonl"), "low-entity", folder / f"out{next(numbers)}", chunk=1 << 16, **options
-            )  # noqa: E731
+            )
             return best(run, 2)
 
         one, two = seconds(workers=1), seconds(workers=2)
