@@ -230,10 +230,8 @@ def parallel(count: int, cluster: bool) -> Numbers:
         numbers = iter(range(10**6))
 
         def seconds(**options: Any) -> float:
-            run = lambda: screen(
-                str(folder / "corpus.jsonl"), "low-entity", folder / f"out{next(numbers)}", chunk=1 << 16, **options
-            )
-            return best(run, 2)
+            corpus, out = str(folder / "corpus.jsonl"), lambda: folder / f"out{next(numbers)}"
+            return best(lambda: screen(corpus, "low-entity", out(), chunk=1 << 16, **options), 2)
 
         one, two = seconds(workers=1), seconds(workers=2)
         found = {"two processes: times as fast as one": one / two}

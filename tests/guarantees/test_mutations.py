@@ -156,6 +156,66 @@ MISTAKES = {
         "TOLERANCE = 2e-2",
         "accounting/test_verification.py::test_a_number_that_is_one_percent_too_small_is_named",
     ),
+    "a masked record in the public part": (
+        "screening/treatment.py",
+        "private = masked or bool(found)",
+        "private = bool(found)",
+        "guarantees/test_stability.py::test_a_record_with_a_mask_or_a_hit_is_private",
+    ),
+    "a finding that does not make private": (
+        "screening/treatment.py",
+        "private = masked or bool(found) or",
+        "private = masked or",
+        "guarantees/test_stability.py::test_a_record_with_a_mask_or_a_hit_is_private",
+    ),
+    "runs of masks that are counted": (
+        "screening/treatment.py",
+        'if last < 0 or text[last:start].strip(" \\t"):',
+        "if True:",
+        "guarantees/test_devil_in_the_details.py::test_one_mask_for_duplicates_and_secrets_alike",
+    ),
+    "literal masks that look like secrets": (
+        "records.py",
+        """return _LITERAL.sub(r"‹\\1›", text.replace(MARK, "\\ufffd")) if "<" in text or MARK in text else text""",
+        "return text",
+        "screening/test_screen.py::test_literal_masks_are_escaped",
+    ),
+    "dedup that compares before redaction": (
+        "screening/batches.py",
+        "self._digests(treated.text, treated.units) if compared else None",
+        "self._digests(record.text, [(0, len(record.text))]) if compared else None",
+        "guarantees/test_devil_in_the_details.py::test_one_mask_for_duplicates_and_secrets_alike",
+    ),
+    "duplicates that lose their slot": (
+        "screening/pipeline.py",
+        "keep[list(dropped)] = False",
+        'keep[list(dropped)] = False\n        keep[[text == MASK for text in table["text"].to_pylist()]] = False',
+        "screening/test_screen.py::test_duplicates_keep_their_slots",
+    ),
+    "several units that count as one": (
+        "screening/manifest.py",
+        '"units_per_record": "several" if options.dedup_unit else "one",',
+        '"units_per_record": "one",',
+        "guarantees/test_stability.py::test_the_pipeline_does_what_the_oracle_does",
+    ),
+    "whole-document policies that count as local": (
+        "screening/manifest.py",
+        'max(1, counts["largest group"]) if whole else 1',
+        "1",
+        "screening/test_screen.py::test_whole_documents_go_one_way_with_group_context",
+    ),
+    "a finding cut at a turn's border": (
+        "screening/treatment.py",
+        'or policy.consistency == "none":',
+        "or True:",
+        "guarantees/test_devil_in_the_details.py::test_a_finding_never_reaches_across_the_turns_of_a_chat",
+    ),
+    "a Bloom filter whose candidates are not verified": (
+        "screening/dedup.py",
+        "        if digest in seen:\n            yield slot\n",
+        "        if digest in candidates:\n            yield slot\n",
+        "screening/test_dedup.py::test_a_verified_filter_of_64_bits_finds_what_exact_dedup_finds",
+    ),
 }
 
 RUN = """
