@@ -155,3 +155,10 @@ def test_a_secret_beyond_one_part_is_found_where_it_stands(no_pipeline: None) ->
     assert len(filler) > PART
     (span,) = merged(Pii().find(filler + "mail alice.moreau@example.co.uk"))
     assert span == (len(filler) + 5, len(filler) + 31)
+
+
+def test_tags_of_speakers_are_no_findings() -> None:
+    text = "SYS: What is your name?\nUSR: I am Alice Moreau of ACT Limited.\n"
+    covered = [text[f.start : f.end] for f in Pii().find(text)]
+    assert "Alice Moreau" in covered
+    assert not {"SYS", "USR", "SYS:", "USR:"} & set(covered)

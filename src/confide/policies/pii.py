@@ -18,6 +18,9 @@ from .spacy_levels import INSTALL, best_pipeline, clean, described, load_pipelin
 # runs of digits (0.01 to 0.1), which count only where a word beside them ("passport", "account") lifts them.
 THRESHOLD = 0.3
 
+# Tags of speakers that spaCy takes for organisations; as words of a whole line's beginning they are no secret.
+LABELS = frozenset({"SYS", "USR", "ACT", "SYSTEM", "USER", "ASSISTANT", "AGENT", "BOT", "CUSTOMER"})
+
 WEB_ADDRESS = (
     r"""(?i)(?<![a-z0-9.@-])(?:https?://)?(?:[a-z0-9-]+\.)+[a-z]{2,24}(?![a-z0-9-])(?::\d+)?(?:/[^\s()<>"']*)?"""
 )
@@ -62,8 +65,17 @@ class Pii(Policy):
         for offset, part in parts(clean(text)):
             with memory_zone(self._nlp):
                 results = self._analyzer.analyze(part, language="en", score_threshold=THRESHOLD)
-            found += [Finding(offset + r.start, offset + r.end, r.entity_type, self.name, r.score) for r in results]
+            found += [
+                Finding(offset + r.start, offset + r.end, r.entity_type, self.name, r.score)
+                for r in results
+                if not _is_label(part, r.start, r.end)
+            ]
         return sorted(found)
+
+
+def _is_label(text: str, start: int, end: int) -> bool:
+    """Whether a finding is the tag of a speaker at the beginning of a line."""
+    return text[start:end].strip(" :") in LABELS and text[:start].rpartition("\n")[2].strip() == ""
 
 
 @lru_cache(maxsize=4)
