@@ -269,10 +269,7 @@ def printable(text: str) -> str:
 
 def show_policies(console: Console, found: list[dict[str, str]], composed: dict[str, str]) -> None:
     for entry in found:
-        argument = entry["argument"]
-        console.print(
-            f"[bold]{entry['name']}[/]" + (f"[dim]:{escape(argument)}[/]" if argument else ""), highlight=False
-        )
+        console.print(f"[bold]{entry['name']}[/][dim]{escape(entry['argument'])}[/]", highlight=False)
         needs = f" [dim](needs {escape(entry['needs'])})[/]" if entry["needs"] else ""
         say(console, escape(entry["summary"]) + needs, indent=4)
     for name, summary in composed.items():

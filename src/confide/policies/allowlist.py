@@ -17,8 +17,8 @@ _PIECE = re.compile(r"([^\W\d_]+)|[^\s.,;:!?'’\"“”()…–—-]")
 
 @register(
     "allowlist",
-    "every word outside a public list, every digit and unusual sign",
-    argument="FILE of words, one a line (none: the built-in English list)",
+    "every word outside a public list (one a line in FILE, or the built-in English one), every digit and unusual sign",
+    argument="[:FILE]",
 )
 class Allowlist(Policy):
     """*Formal guarantees.* A text without a finding consists of listed words, white space and the signs

@@ -54,7 +54,7 @@ class Entry:
     name: str
     summary: str
     make: Callable[[str | None], Policy]
-    argument: str = ""  # what follows the colon in `name:argument`, in words; "" if nothing may
+    argument: str = ""  # how it is written behind the name: ":FILE", "[:FILE]" where it may be left out
     needs: str = ""  # what must be installed for it
 
 

@@ -125,7 +125,7 @@ class Expression(Policy):
         ]
 
 
-@register("python", "a function of yours: text in, (start, end, type) tuples out", argument="module:function")
+@register("python", "a function of yours: text in, (start, end, type) tuples out", argument=":MODULE:FUNCTION")
 class Python(Policy):
     """A user's function; that it looks at nothing but its argument is taken on trust, and the manifest says so."""
 

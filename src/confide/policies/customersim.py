@@ -55,7 +55,7 @@ def read_names(path: str | Path) -> frozenset[str]:
 @register(
     "customersim",
     "the secrets of CustomerSim, ours and the paper's: names, phones, orders, tracking numbers, addresses",
-    argument="a file of names, CSV with a column `name` or one to a line; by wording without it",
+    argument="[:FILE]",
 )
 class CustomerSim(Policy):
     """The secrets of CustomerSim, in single turns or whole dialogues.

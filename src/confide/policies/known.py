@@ -23,7 +23,7 @@ def _squeeze(text: str) -> str:
     return "".join(text.casefold().split())
 
 
-@register("known", "a list of known secrets, one a line; case and spaces do not matter", argument="FILE")
+@register("known", "a list of known secrets, one a line; case and spaces do not matter", argument=":FILE")
 class Known(Policy):
     """*Formal guarantees.* An entry is found wherever its characters occur in order, in any case and with any white
     space between them, unless a letter or digit continues it on either side. Nothing else about the text matters.

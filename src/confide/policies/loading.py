@@ -67,7 +67,7 @@ def _plugin(point: EntryPoint) -> Entry:
             raise BadInput(f"the policy plugin {point.name} ({package}) did not return a confide.policies.Policy")
         return policy
 
-    return Entry(point.name, f"plugin of the package {package}", make, "what the plugin wants")
+    return Entry(point.name, f"plugin of the package {package}", make, "[:ARGUMENT]")
 
 
 def _composed(spec: str) -> Policy:

@@ -225,8 +225,8 @@ def _announced(match: re.Match[str], last: int) -> str | None:
 
 @register(
     "patterns",
-    "secrets with a shape: e-mail, phone, card, IBAN, ids, keys, postcodes, dates, addresses, references",
-    argument=f"types to keep, separated by commas, of {', '.join(TYPES)}; all by default",
+    f"secrets with a shape, of all types or those named with commas between: {', '.join(TYPES)}",
+    argument="[:TYPES]",
 )
 class Patterns(Policy):
     """Secrets that show by their shape or by the words before them.

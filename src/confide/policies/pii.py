@@ -34,7 +34,7 @@ NO_NAMES = (
 @register(
     "pii",
     "personal data: Presidio with a spaCy pipeline, and patterns",
-    argument="the name or folder of a spaCy pipeline",
+    argument="[:PIPELINE]",
     needs="confide[presidio]; a spaCy pipeline to detect names",
 )
 class Pii(Policy):

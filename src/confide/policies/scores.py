@@ -22,7 +22,7 @@ UNTAGGED = 0.9  # CRT: π_c takes untagged words below this score
 UNSURE = "UNSURE"  # the type of an untagged word of which the model is not sure
 WINDOW = 512  # tokens that the model sees at once, if it can see as many
 
-_ARGUMENT = "the folder of a Hugging Face token classifier, or the name of one in the local cache"
+_ARGUMENT = ":FOLDER"  # of a Hugging Face token classifier, or the name of one in the local cache
 
 
 class _Classifier(Policy):

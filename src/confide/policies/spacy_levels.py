@@ -135,7 +135,7 @@ _CONTEXT = frozenset({"PROPN", "PRON", "SUBJECT", "OBJECT"})
 @register(
     "low-entity",
     "people, organisations, dates and places, by a spaCy pipeline (JFT)",
-    argument="the name or folder of a spaCy pipeline",
+    argument="[:PIPELINE]",
     needs="confide[presidio] and a spaCy pipeline",
 )
 class LowEntity(Level):
@@ -148,7 +148,7 @@ class LowEntity(Level):
 @register(
     "high-entity",
     "every named entity of a spaCy pipeline, 18 types (JFT)",
-    argument="the name or folder of a spaCy pipeline",
+    argument="[:PIPELINE]",
     needs="confide[presidio] and a spaCy pipeline",
 )
 class HighEntity(Level):
@@ -160,7 +160,7 @@ class HighEntity(Level):
 @register(
     "low-contextual",
     "every named entity, proper nouns, pronouns, subjects and objects (JFT)",
-    argument="the name or folder of a spaCy pipeline",
+    argument="[:PIPELINE]",
     needs="confide[presidio] and a spaCy pipeline",
 )
 class LowContextual(Level):
@@ -173,7 +173,7 @@ class LowContextual(Level):
 @register(
     "high-contextual",
     "all that low-contextual finds, and verbs (JFT)",
-    argument="the name or folder of a spaCy pipeline",
+    argument="[:PIPELINE]",
     needs="confide[presidio] and a spaCy pipeline",
 )
 class HighContextual(Level):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import __version__
 from ..policies import Policy
-
-if TYPE_CHECKING:
-    from .pipeline import Options
+from .options import Options
 
 _PLANTED = ("canaries", "copies", "policy", "coins", "space")
 MANY_MASKS = 0.2  # share of mask-only private records from which dedup earns a warning

@@ -8,7 +8,7 @@ import secrets as entropy
 import shutil
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +22,13 @@ from .. import readers
 from ..errors import BadInput, ConfideError
 from ..policies import Policy, load
 from ..readers import Source
-from ..records import MASK, Bad, Chunk, Fields, Record, Turn
+from ..records import MASK, Bad, Chunk, Record, Turn
 from .batches import DIGEST, Rules, notes_of
 from .canaries import CanaryChunk, canary_chunk, parse_canaries, plant
 from .dedup import Bloom, Shuffle, bloom_copies, verified_copies
 from .executors import Executor, Job, executor
 from .manifest import manifest
+from .options import CHUNK, Options
 from .output import SENSITIVE, Parts, finish, partial_folder, read_table, write_private, write_table
 from .slots import IDENTITY, PRIVATE, PUBLIC, Later, Marked, enter, flat_digests
 from .treatment import blank
@@ -35,69 +36,8 @@ from .treatment import blank
 if TYPE_CHECKING:
     from ..accounting import Setting
 
-CHUNK = 1 << 20  # bytes of a chunk
-DEDUPS = ("off", "exact", "bloom", "bloom-verified")
 
 Tick = Callable[[int], object]
-
-
-@dataclass(frozen=True)
-class Options:
-    """Everything a user may choose about a screening, besides the corpus and the place of the output."""
-
-    policy: str
-    conservative: str = "everything"
-    unit: str = "document"
-    max_words: int | None = None
-    context: str = "record"
-    dedup: str | None = None  # None: exact for documents, off for turns and sentences
-    max_copies: int = 1
-    order: str = "redact-dedup"
-    dedup_unit: str | None = None
-    public_dedup: str = "off"
-    bloom_delta: float = 1e-9
-    canaries: str | None = None
-    fields: Fields = field(default_factory=Fields)
-    text_as: str = "file"
-    skip_bad: bool = False
-    chunk: int = CHUNK
-
-    def checked(self) -> Options:
-        """The options with defaults filled in, or a refusal."""
-        choices = {
-            "unit": ("document", "turn", "sentence"),
-            "context": ("record", "group"),
-            "order": ("redact-dedup", "dedup-redact"),
-            "dedup": (None, *DEDUPS),
-            "dedup_unit": (None, "turn", "sentence"),
-            "public_dedup": ("off", "exact", "near"),
-            "text_as": readers.TEXT_AS,
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise BadInput(f"--{name.replace('_', '-')} must be one of {', '.join(str(c) for c in allowed if c)}")
-        chosen = replace(self, dedup=self.dedup or ("exact" if self.unit == "document" else "off"))
-        if chosen.max_words is not None and chosen.max_words < 1:
-            raise BadInput("--max-words must be at least 1")
-        if not 1 <= chosen.max_copies <= 10**6:
-            raise BadInput("--max-copies must be at least 1")
-        if chosen.max_copies > 1 and chosen.dedup != "exact":
-            raise BadInput("--max-copies needs --dedup exact")
-        if chosen.dedup_unit and (
-            chosen.dedup == "off" or chosen.dedup_unit == chosen.unit or chosen.unit == "sentence"
-        ):
-            raise BadInput("--dedup-unit names a unit smaller than the record's --unit, and needs dedup")
-        if chosen.order == "dedup-redact" and chosen.dedup == "off":
-            raise BadInput("--order dedup-redact needs dedup: add --dedup exact")
-        if chosen.order == "dedup-redact" and chosen.public_dedup != "off":
-            raise BadInput(
-                "--public-dedup goes with the default order only: in the paper's order dedup covers both parts"
-            )
-        if chosen.context == "group" and chosen.fields.group is not None:
-            raise BadInput("--context group reads whole documents; give one dialogue a row, without --group-field")
-        if not 0 < chosen.bloom_delta < 1:
-            raise BadInput("--bloom-delta must lie between 0 and 1")
-        return chosen
 
 
 @dataclass(frozen=True)
