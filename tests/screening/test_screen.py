@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from confide.errors import BadInput
+from confide.errors import BadInput, ConfideError
 from confide.experiments.customersim import dialogues, people
 from confide.records import MASK
 from confide.screening import Screened, screen
@@ -346,6 +346,35 @@ def test_a_resumed_screening_must_be_the_same_one(corpus, tmp_path, monkeypatch)
         screen(str(corpus), "digits", tmp_path / "out")
     with pytest.raises(BadInput, match="begun with another options"):
         screen(str(corpus), "nothing", tmp_path / "out", resume=True)
+    os.utime(corpus, ns=(1, 1))
+    with pytest.raises(BadInput, match="begun with another corpus"):
+        screen(str(corpus), "digits", tmp_path / "out", resume=True)
+
+
+def test_an_interrupted_screening_goes_on(corpus, tmp_path, monkeypatch):
+    from confide.screening import pipeline
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "finish", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            screen(str(corpus), "digits", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert screen(str(corpus), "digits", tmp_path / "out", resume=True).manifest["records"] == 120
+
+
+def test_a_full_disk_is_named_and_what_is_done_is_kept(corpus, tmp_path, monkeypatch):
+    from confide.screening import pipeline
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "write_table", full)
+        with pytest.raises(ConfideError, match="No space left on device; what is done is kept"):
+            screen(str(corpus), "digits", tmp_path / "out")
     assert screen(str(corpus), "digits", tmp_path / "out", resume=True).manifest["records"] == 120
 
 

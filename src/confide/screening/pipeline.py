@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import secrets as entropy
 import shutil
 from collections import Counter, deque
@@ -13,12 +15,13 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from .. import readers
+from .. import __version__, readers
 from ..errors import BadInput, ConfideError
 from ..policies import Policy, load
 from ..readers import Source
@@ -106,8 +109,7 @@ def screen(
         options = replace(options, context="group").checked()
     out = Path(out)
     files = readers.sources([corpus] if isinstance(corpus, str) else list(corpus))
-    plan = {"options": json.loads(json.dumps(asdict(options))), "corpus": _fingerprint(files)}
-    with partial_folder(out, plan, resume) as folder:
+    with _disk(out), partial_folder(out, _plan(files, options), resume) as folder:
         if not (folder / "manifest.json").exists():
             rules = _rules(options, _key(folder, key))
             write_private(folder / "SENSITIVE", SENSITIVE)
@@ -120,6 +122,18 @@ def screen(
     return Screened.open(out)
 
 
+@contextlib.contextmanager
+def _disk(out: Path) -> Iterator[None]:
+    """Failures of the disk, said as such. What is done is kept."""
+    try:
+        yield
+    except (OSError, duckdb.Error, pa.ArrowException) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise ConfideError(
+            f"cannot write {out}: {reason}; what is done is kept in {out}.partial: go on with --resume"
+        ) from None
+
+
 def _workers(files: Sequence[Source]) -> int:
     """One process for a corpus of a chunk or two: starting others would take longer."""
     return 1 if corpus_size(files) <= 2 * CHUNK else os.cpu_count() or 1
@@ -130,10 +144,20 @@ def corpus_size(files: Sequence[Source]) -> int:
     return sum(source.filesystem.size(source.path) or 0 for source in files)
 
 
-def _fingerprint(files: Sequence[Source]) -> str:
-    """Names and sizes of the corpus's files: enough to see that another one is resumed."""
-    facts = [(source.name, source.filesystem.size(source.path)) for source in files]
-    return blake2b(json.dumps(facts).encode(), digest_size=DIGEST).hexdigest()
+def _plan(files: Sequence[Source], options: Options) -> dict[str, Any]:
+    """What must be the same when a screening is resumed: the corpus, the options, the policies' files, this program."""
+    corpus = [(source.name, *_stamp(source.filesystem.info(source.path))) for source in files]
+    words = re.split(r"[\s(),:'\"]+", f"{options.policy} {options.conservative}")
+    policies = [
+        (word, os.stat(word).st_size, os.stat(word).st_mtime_ns) for word in words if word and os.path.isfile(word)
+    ]
+    found = {"options": asdict(options), "corpus": corpus, "policies": policies, "version": __version__}
+    return {name: blake2b(json.dumps(value).encode(), digest_size=DIGEST).hexdigest() for name, value in found.items()}
+
+
+def _stamp(info: dict[str, Any]) -> tuple[Any, str]:
+    changed = next((info[name] for name in ("mtime", "ETag", "etag", "LastModified", "created") if info.get(name)), "")
+    return info.get("size"), str(changed)
 
 
 def _key(folder: Path, given: bytes | None) -> bytes:
