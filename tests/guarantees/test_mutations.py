@@ -200,7 +200,7 @@ MISTAKES = {
     ),
     "whole-document policies that count as local": (
         "screening/manifest.py",
-        'max(1, counts["largest group"]) if whole else 1',
+        'max(1, counts["largest group"]) if options.reads_groups else 1',
         "1",
         "screening/test_screen.py::test_whole_documents_go_one_way_with_group_context",
     ),

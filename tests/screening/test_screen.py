@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -127,6 +128,24 @@ def test_the_manifest_holds_no_text_and_its_digests_need_the_key(corpus, tmp_pat
     for dialogue in dialogues(120, crowd=people(0, 60)):
         for start, end, _ in dialogue.secrets:
             assert dialogue.text[start:end] not in written
+
+
+def test_no_connection_is_opened(corpus, tmp_path, monkeypatch):
+    def connect(*_):
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    monkeypatch.setattr(socket.socket, "connect_ex", connect)
+    for policy in ("patterns", "low-entity"):
+        screen(
+            str(corpus),
+            policy,
+            tmp_path / policy,
+            workers=1,
+            dedup="exact",
+            public_dedup="near",
+            conservative="allowlist",
+        )
 
 
 def test_parquet_footers_hold_no_text(corpus, tmp_path):

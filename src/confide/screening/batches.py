@@ -10,7 +10,6 @@ import gc
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
@@ -21,6 +20,7 @@ from ..records import MARK, Bad, Chunk, Record, Row, parse, render
 from ..splitting import split
 from .canaries import CanaryChunk
 from .near import signature
+from .options import Options
 from .treatment import Span, Treated, blank, locate, treat, units_of
 
 DIGEST = 16  # bytes of a keyed digest
@@ -56,30 +56,13 @@ SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True)
-class Rules:
-    """The public choices of a screening: all that a worker must know, besides the key."""
-
-    policy: str
-    conservative: str = "everything"
-    unit: str = "document"
-    max_words: int | None = None
-    context: str = "record"
-    order: str = "redact-dedup"
-    dedup: str = "exact"
-    dedup_unit: str | None = None
-    public_dedup: str = "off"
-    key: bytes = field(default=b"", repr=False)  # of all digests; secret
-
-
 class Screener:
     """The policies, loaded once in a process, and what they make of a chunk."""
 
-    def __init__(self, rules: Rules) -> None:
-        self.rules = rules
-        self.policy = load(rules.policy)
-        self.conservative: Policy | None = None if rules.conservative == "everything" else load(rules.conservative)
-        self.whole_group = rules.context == "group"
+    def __init__(self, options: Options, key: bytes) -> None:
+        self.options, self.key = options, key  # the key of all digests is secret
+        self.policy = load(options.policy)
+        self.conservative: Policy | None = None if options.conservative == "everything" else load(options.conservative)
 
     def raw_digests(self, chunk: Chunk | CanaryChunk) -> list[list[bytes]]:
         """The digests of each record's units before redaction: what the paper's order compares."""
@@ -87,14 +70,14 @@ class Screener:
         return [
             self._digests(record.text, self._units(record) or [(0, len(record.text))])
             for row in rows
-            for record in split(row.record, self.rules.unit, self.rules.max_words)
+            for record in split(row.record, self.options.unit, self.options.max_words)
         ]
 
     def screen(self, chunk: Chunk | CanaryChunk, duplicates: Mapping[int, frozenset[int]] | None = None) -> pa.Table:
         """Screen a chunk. `duplicates` (the paper's order): units to mask beforehand, by the record's place in the chunk.
 
-        *Formal guarantees.* A pure function of the chunk, the rules and `duplicates`; each record's row depends on that
-        record alone, or on its whole document where the rules say so.
+        *Formal guarantees.* A pure function of the chunk, the options, the key and `duplicates`; each record's row depends on that
+        record alone, or on its whole document where the options say so.
         """
         with no_collection():
             return self._screen(chunk, duplicates or {})
@@ -106,7 +89,7 @@ class Screener:
         kinds: list[str] = []
         largest = most = characters = 0
         for row in rows:
-            records = split(row.record, self.rules.unit, self.rules.max_words)
+            records = split(row.record, self.options.unit, self.options.max_words)
             identity = self.digest(row.record.id) if chunk.ids_given else None
             largest = max(largest, len(records))
             characters += len(row.record.text)
@@ -131,7 +114,7 @@ class Screener:
         place: int,
     ) -> Iterable[tuple[Treated, Record]]:
         """What becomes of each record of a document."""
-        given = self._dialogue(document, records) if self.whole_group else None
+        given = self._dialogue(document, records) if self.options.reads_groups else None
         flagged = False
         if given is not None:
             flagged = any(given) or MARK in document.text
@@ -161,20 +144,20 @@ class Screener:
         return shares
 
     def _units(self, record: Record) -> list[Span] | None:
-        return units_of(record, self.rules.dedup_unit) if self.rules.dedup_unit else None
+        return units_of(record, self.options.dedup_unit) if self.options.dedup_unit else None
 
     def _digests(self, text: str, units: Iterable[Span]) -> list[bytes]:
         return [self.digest(text[start:end]) for start, end in units]
 
     def digest(self, text: str) -> bytes:
         """A keyed digest: without the key it confirms no guess."""
-        return blake2b(text.encode(), digest_size=DIGEST, key=self.rules.key).digest()
+        return blake2b(text.encode(), digest_size=DIGEST, key=self.key).digest()
 
     def _row(self, treated: Treated, record: Record, row: int, identity: bytes | None) -> tuple[Any, ...]:
         """A row of the batch, in the order of the schema."""
-        rules, private = self.rules, treated.private
-        compared = rules.order == "redact-dedup" and (
-            rules.dedup != "off" if private else rules.public_dedup == "exact"
+        options, private = self.options, treated.private
+        compared = options.order == "redact-dedup" and (
+            options.dedup != "off" if private else options.public_dedup == "exact"
         )
         return (
             record.id,
@@ -186,9 +169,9 @@ class Screener:
             treated.findings if private else None,
             row,
             identity,
-            treated.units if rules.dedup_unit else None,
+            treated.units if options.dedup_unit else None,
             self._digests(treated.text, treated.units) if compared else None,
-            signature(treated.text) if rules.public_dedup == "near" and not private else None,
+            signature(treated.text) if options.public_dedup == "near" and not private else None,
         )
 
 

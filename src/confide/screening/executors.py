@@ -22,7 +22,8 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import BadInput, ConfideError
-from .batches import Rules, Screener
+from .batches import Screener
+from .options import Options
 
 Job = tuple[str, Any]  # the name of a method of Screener, and its arguments
 Executor = Callable[[Iterable[Job]], Iterator[Any]]
@@ -30,9 +31,9 @@ Executor = Callable[[Iterable[Job]], Iterator[Any]]
 _screener: Screener | None = None  # of a worker process
 
 
-def _start(rules: Rules) -> None:
+def _start(options: Options, key: bytes) -> None:
     global _screener
-    _screener = Screener(rules)
+    _screener = Screener(options, key)
 
 
 def _work(job: Job) -> Any:
@@ -59,16 +60,16 @@ def do(screener: Screener, job: Job) -> Any:
 
 
 @contextlib.contextmanager
-def executor(rules: Rules, workers: int, cluster: str | None = None) -> Iterator[Executor]:
+def executor(options: Options, key: bytes, workers: int, cluster: str | None = None) -> Iterator[Executor]:
     """The place where jobs run, set up once and taken down at the end."""
     if cluster is not None:
-        with _ray(rules, cluster) as run:
+        with _ray(options, key, cluster) as run:
             yield run
     elif workers == 1:
-        screener = Screener(rules)
+        screener = Screener(options, key)
         yield lambda jobs: (do(screener, job) for job in jobs)
     else:
-        pool = ProcessPoolExecutor(workers, get_context("spawn"), _start, (rules,))
+        pool = ProcessPoolExecutor(workers, get_context("spawn"), _start, (options, key))
 
         def submit(job: Job) -> Future[Any]:
             with _no_main_module():
@@ -110,15 +111,15 @@ def _ordered(jobs: Iterable[Job], submit: Callable[[Job], Future[Any]], workers:
 class _Actor:
     """A worker on the cluster; the policies are loaded once in it."""
 
-    def __init__(self, rules: Rules) -> None:
-        self._screener = Screener(rules)
+    def __init__(self, options: Options, key: bytes) -> None:
+        self._screener = Screener(options, key)
 
     def work(self, job: Job) -> Any:
         return do(self._screener, job)
 
 
 @contextlib.contextmanager
-def _ray(rules: Rules, address: str) -> Iterator[Executor]:
+def _ray(options: Options, key: bytes, address: str) -> Iterator[Executor]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # before the import: no telemetry
     try:
         ray: Any = importlib.import_module("ray")
@@ -134,7 +135,7 @@ def _ray(rules: Rules, address: str) -> Iterator[Executor]:
     try:
         size = max(1, int(ray.cluster_resources().get("CPU", 1)))
         actor = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)(_Actor)
-        yield lambda jobs: _on_actors(ray, [actor.remote(rules) for _ in range(size)], jobs)
+        yield lambda jobs: _on_actors(ray, [actor.remote(options, key) for _ in range(size)], jobs)
     finally:
         ray.shutdown()
 

@@ -70,8 +70,7 @@ def certificate_facts(
     declare it and saw each piece of text alone; several units a record count as one changed unit only if a finding
     cannot depend on another unit; with whole-dialogue policies all records of the largest document count as changed.
     """
-    whole = options.context == "group" and options.unit != "document"
-    consistent = policy.consistency != "none" and not whole
+    consistent = policy.consistency != "none" and not options.reads_groups
     return {
         "unit": options.unit,
         "policy": options.policy,
@@ -82,7 +81,7 @@ def certificate_facts(
         "max_copies": options.max_copies,
         "units_per_record": "several" if options.dedup_unit else "one",
         "changed_units": 1 if consistent or not options.dedup_unit else max(1, counts["most units"]),
-        "group_records": max(1, counts["largest group"]) if whole else 1,
+        "group_records": max(1, counts["largest group"]) if options.reads_groups else 1,
         "bloom_delta": bloom_delta,
         "record_local": True,
         "mask_consistent": consistent,

@@ -70,3 +70,8 @@ class Options:
         if not 0 < chosen.bloom_delta < 1:
             raise BadInput("--bloom-delta must lie between 0 and 1")
         return chosen
+
+    @property
+    def reads_groups(self) -> bool:
+        """Whether policies see whole documents that are split into several records."""
+        return self.context == "group" and self.unit != "document"

@@ -26,7 +26,7 @@ from ..errors import BadInput, ConfideError
 from ..policies import Policy, load
 from ..readers import Source
 from ..records import MASK, Bad, Chunk, Record, Turn
-from .batches import DIGEST, Rules, notes_of
+from .batches import DIGEST, notes_of
 from .canaries import CanaryChunk, canary_chunk, parse_canaries, plant
 from .dedup import Bloom, Shuffle, bloom_copies, verified_copies
 from .executors import Executor, Job, executor
@@ -111,10 +111,10 @@ def screen(
     files = readers.sources([corpus] if isinstance(corpus, str) else list(corpus))
     with _disk(out), partial_folder(out, _plan(files, options), resume) as folder:
         if not (folder / "manifest.json").exists():
-            rules = _rules(options, _key(folder, key))
+            key = _key(folder, key)
             write_private(folder / "SENSITIVE", SENSITIVE)
-            work = _Work(folder, files, options, rules, tick)
-            with executor(rules, workers or _workers(files), cluster) as run:
+            work = _Work(folder, files, options, key, tick)
+            with executor(options, key, workers or _workers(files), cluster) as run:
                 work.run(run)
             manifest = work.write(found, conservative)
             write_private(folder / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
@@ -168,26 +168,11 @@ def _key(folder: Path, given: bytes | None) -> bytes:
     return bytes.fromhex(path.read_text().strip())
 
 
-def _rules(options: Options, key: bytes) -> Rules:
-    return Rules(
-        policy=options.policy,
-        conservative=options.conservative,
-        unit=options.unit,
-        max_words=options.max_words,
-        context=options.context if options.unit != "document" else "record",
-        order=options.order,
-        dedup=options.dedup or "off",
-        dedup_unit=options.dedup_unit,
-        public_dedup=options.public_dedup,
-        key=key,
-    )
-
-
 class _Work:
     """A screening under way in its partial folder."""
 
-    def __init__(self, folder: Path, files: Sequence[Source], options: Options, rules: Rules, tick: Tick) -> None:
-        self.folder, self.files, self.options, self.rules, self.tick = folder, files, options, rules, tick
+    def __init__(self, folder: Path, files: Sequence[Source], options: Options, key: bytes, tick: Tick) -> None:
+        self.folder, self.files, self.options, self.key, self.tick = folder, files, options, key, tick
         self.chunks = 0
         self.counts: Counter[str] = Counter()
         self.bloom_delta = 0.0
@@ -271,7 +256,7 @@ class _Work:
         """The slots of private duplicates, as the options want them found."""
         if self.options.dedup == "exact":
             return shuffle.later_copies(part, self.options.max_copies)
-        bloom = Bloom(units, self.options.bloom_delta, self.rules.key)
+        bloom = Bloom(units, self.options.bloom_delta, self.key)
         if self.options.dedup == "bloom-verified":
             return verified_copies(shuffle.ordered(part), shuffle.ordered(part), bloom)
         self.bloom_delta = bloom.delta
@@ -358,7 +343,7 @@ class _Work:
     def _digest(self, table: pa.Table) -> int:
         """The sum of keyed digests of all records: equal for equal contents, in whatever order and files they lie."""
         columns = [table[name].to_pylist() for name in ("id", "group", "text", "raw")]
-        key, total = self.rules.key, 0
+        key, total = self.key, 0
         for name, group, text, raw in zip(*columns, strict=True):
             content = f"{len(name)} {len(group)} {len(text)} {raw is None} {name}{group}{text}{raw}"
             total += int.from_bytes(blake2b(content.encode(), digest_size=32, key=key).digest(), "big")
