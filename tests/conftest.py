@@ -31,7 +31,11 @@ def screened(tmp_path, monkeypatch):
         rows = [Row(i + 1, Record(f"r{i}", text, f"r{i}")) for i, text in enumerate(texts)]
         cut = [rows[i : i + per_chunk] for i in range(0, len(rows), per_chunk)]
         monkeypatch.setattr(readers, "sources", lambda corpus: [])
-        monkeypatch.setattr(readers, "chunks", lambda *_: (CanaryChunk(n, part, {}) for n, part in enumerate(cut)))
+        monkeypatch.setattr(
+            readers,
+            "chunks",
+            lambda *_: (CanaryChunk(n, part, {}, payload=repr(part).encode()) for n, part in enumerate(cut)),
+        )
         done = screen("corpus", policy, tmp_path / f"out{next(numbers)}", key=KEY, workers=1, **options)
         columns = {"public": ("id", "text", "group"), "private": ("id", "text", "group", "raw")}
         parts = {

@@ -330,6 +330,7 @@ def test_screen_says_loudly_what_is_missing(capsys, chats, tmp_path):
         (["CHATS", "--policy", "digits", "--cluster", "?"], "--cluster is `auto`"),
         (["CHATS", "--policy", "digits", "--unit", "letter"], "--unit must be one of document, turn, sentence"),
         (["CHATS", "--policy", "digits", "--show", "-1"], "--show"),
+        (["CHATS", "--policy", "digits", "-o", "."], "name a new folder"),
     ],
 )
 def test_screening_mistakes_are_one_line_and_leave_nothing(capsys, chats, tmp_path, arguments, reason):
@@ -359,3 +360,28 @@ def test_policies_are_listed_with_what_they_need(capsys):
     code, out, _ = run(capsys, "policies")
     assert code == 0
     assert "union(A, B, …)" in out
+
+
+def test_unexpected_errors_name_their_place_and_quote_nothing(capsys, chats, tmp_path, monkeypatch):
+    from confide.screening import pipeline
+
+    def wrong(*_):
+        raise ZeroDivisionError("Zoe Quill")
+
+    monkeypatch.setattr(pipeline._Work, "write", wrong)
+    code, out, err = run(capsys, "screen", str(chats), "--policy", "digits", "-o", str(tmp_path / "out"))
+    assert (code, out) == (1, "")
+    assert "ZeroDivisionError at pipeline.py:" in err
+    assert "Quill" not in err
+
+
+def test_an_interrupt_is_said(capsys, chats, tmp_path, monkeypatch):
+    from confide.screening import pipeline
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline._Work, "write", interrupt)
+    code, _, err = run(capsys, "screen", str(chats), "--policy", "digits", "-o", str(tmp_path / "out"), "--json")
+    assert code == 130
+    assert "interrupted; go on with --resume" in err

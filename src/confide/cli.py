@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -167,7 +168,7 @@ def verify(
     )
 
 
-@app.command()
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="A new folder for the demo's files.")] = Path("demo"),
     as_json: Json = False,
@@ -286,7 +287,7 @@ def screen(
         skip_bad=skip_bad,
     )
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("screening", total=corpus_size(sources(corpus)))
+        task = progress.add_task("screening", total=corpus_size(sources(corpus)) or None)
         screened = run(
             corpus, out=out, options=options, workers=workers, cluster=cluster, resume=resume,
             tick=lambda size: progress.advance(task, size),
@@ -301,7 +302,7 @@ def screen(
         show_records(Console(), screened, show)
 
 
-@app.command()
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def policies(as_json: Json = False) -> None:
     """The policies that can be named, and what each needs."""
     from .policies import COMPOSED, known_policies
@@ -316,6 +317,16 @@ def policies(as_json: Json = False) -> None:
     from .terminal import show_policies
 
     show_policies(Console(), found, COMPOSED)
+
+
+def _place(error: BaseException) -> str:
+    """The kind of an unexpected error, and the line of ours at which it happened."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "confide" in frame.filename]
+    return (
+        f"{type(error).__name__} at {Path(frames[-1].filename).name}:{frames[-1].lineno}"
+        if frames
+        else type(error).__name__
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -335,14 +346,19 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(error, Contradiction):
             more["holds"] = False
     except KeyboardInterrupt:
-        code, message = 130, "interrupted"
+        code, message = 130, "interrupted; go on with --resume, if the command has it"
     except OSError as error:
         code, message = 1, f"cannot write the answer: {error.strerror}"
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (what is left in the buffer cannot be written either)
     except Exception as error:
-        if not hasattr(error, "format_message"):  # typer's own usage errors
+        if hasattr(error, "format_message"):  # typer's own usage errors
+            code, message = getattr(error, "exit_code", 2), str(error.format_message())
+        elif type(error).__name__ == "Abort":
+            code, message = 130, "interrupted; go on with --resume, if the command has it"
+        elif os.environ.get("CONFIDE_DEBUG"):
             raise
-        code, message = getattr(error, "exit_code", 2), str(error.format_message())
+        else:  # the message may quote private text
+            code, message = 1, f"{_place(error)}; this is a mistake in confide (CONFIDE_DEBUG=1 shows more)"
     if code and message:
         line = " ".join(message.split())
         if "--json" in arguments:

@@ -88,7 +88,7 @@ def _show_facts(console: Console, found: dict[str, Any]) -> None:
 def _fact(console: Console, name: str, text: str) -> None:
     table = Table.grid(padding=(0, 1))
     table.add_column(min_width=11, style="dim")
-    table.add_row(name, escape(text))
+    table.add_row(name, escape(printable(text)))
     console.print(Padding(table, (0, 0, 0, 2)), highlight=False)
 
 
@@ -202,7 +202,7 @@ def show_screened(console: Console, manifest: dict[str, Any], folder: object) ->
     unit = manifest["unit"]
     say(
         console,
-        f"[bold]{manifest['documents']:,}[/] documents, [bold]{_count(manifest['records'], unit)}[/]: "
+        f"[bold]{_count(manifest['documents'], 'document')}[/], [bold]{_count(manifest['records'], unit)}[/]: "
         f"[green]{manifest['public']:,} public[/], [yellow]{manifest['private']:,} private[/]",
     )
     findings = sorted(manifest["findings"].items(), key=lambda pair: -pair[1])

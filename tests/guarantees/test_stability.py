@@ -148,7 +148,7 @@ def test_the_pipeline_does_what_the_oracle_does(screened, policy, records, order
         [as_text(record) for record in records], name, order=order, dedup="exact", dedup_unit="turn"
     )
     assert whole(as_oracle(private)) == whole(oracle.screen(records, found, order))
-    assert manifest["k"]["missed"] >= 2
+    assert manifest["k"]["missed"] == (3 if order == "redact-dedup" else 2)
 
 
 @few
@@ -165,11 +165,14 @@ def test_masking_a_secret_changes_at_most_k_records_and_no_public_one(
     screened, policy, records, rule, order, dedup, dedup_unit, max_copies, data
 ):
     """guarantees §9.1 and §9.3, for record-local policies of all kinds."""
-    options = {"dedup": dedup, "conservative": policy(words_of("id", "x", "y"))}
+    flags = data.draw(st.sampled_from([("id", "x", "y"), ("id",)]))
+    options = {"dedup": dedup, "conservative": policy(words_of(*flags))}
     if dedup == "exact" and max_copies:
         options["max_copies"] = max_copies
     if dedup != "off":
         options |= {"order": order, "dedup_unit": dedup_unit}
+        if order == "dedup-redact" and dedup_unit:
+            options["conservative"] = "everything"
     places = [
         (i, j, n)
         for i, record in enumerate(records)
@@ -185,6 +188,8 @@ def test_masking_a_secret_changes_at_most_k_records_and_no_public_one(
     name = policy(rule)
     public, private, manifest = screened([as_text(record) for record in records], name, **options)
     public2, private2, manifest2 = screened([as_text(record, MARK) for record in masked], name, **options)
+    if f"r{i}" in {row["id"] for row in public}:
+        return  # both policies missed it: no guarantee, and the certificate says so (event B)
     assert public == public2
     assert len(private) == len(private2)
     assert [row["id"] for row in private] == [row["id"] for row in private2]
@@ -262,3 +267,13 @@ def test_setting_counts_whole_documents():
     }
     assert Setting(**facts, group_records=7).k_missed == 7
     assert Setting(**facts, group_records=7, dedup="exact", units_per_record="several").k_missed == 21
+
+
+def test_the_papers_order_never_moves_records_between_the_parts(screened):
+    """A duplicate unit makes its record private in that order, so that only a wholly private corpus is stable."""
+    units = {"order": "dedup-redact", "dedup": "exact", "dedup_unit": "turn"}
+    for options in (units, {**units, "unit": "turn", "dedup_unit": None, "context": "group"}):
+        with pytest.raises(BadInput, match="conservative everything|default order only"):
+            screened(["call x\n555", "call x\nhello"], "digits", conservative="digits", **options)
+    with pytest.raises(BadInput, match="canaries with coins go with the default order"):
+        screened(["a"], "digits", canaries="audit", **units)

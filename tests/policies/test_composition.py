@@ -4,7 +4,7 @@ import sys
 from importlib.metadata import EntryPoint
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from confide.errors import BadInput
@@ -67,6 +67,7 @@ union:
         ("union: [nothing-such]", "no policy is called"),
         ("union: [{pattern: '(?=a)', type: A}]", "RE2"),
         ("union: [digits]\nmiss: often", "`miss` is a rate"),
+        ("union: [digits]\nmiss: true", "`miss` is a rate"),
         ("a: &a [1]\nunion: [*a]", "without aliases"),
         ("union: !!python/object:os.system [ls]", "plain values"),
         ("union: [\x00", "plain values"),
@@ -87,6 +88,9 @@ def test_policy_files_that_cannot_be_used(tmp_path, content, reason):
         ("both(digits, nothing)", "policies are composed as"),
         ("miss(digits, x)", "is not a number"),
         ("miss(digits, 2)", "between 0 and 1"),
+        ("miss(digits, 0.1, inf)", "is not a number"),
+        ("miss(digits, nan)", "is not a number"),
+        ("union(" * 2000 + "digits" + ")" * 2000, "at most 50"),
         ("union(digits, miss(nothing, .1)", "open parenthesis"),
         ("python:os", "python:module:function"),
         ("python:no_such_module:f", "cannot import no_such_module"),
@@ -140,26 +144,63 @@ def test_plugins_are_found_by_their_entry_point(monkeypatch):
 
 
 fragments = st.sampled_from(
-    ["call", "me", "555", "1", " ", "  ", "\n", "-", "'", "ada", "Pine", "zq", "don't", "o", "@", MARK, "the", "_", "4 5"]
+    ["call", "me", "555", "1", " ", "  ", "\n", "-", "'", "ada", "Pine", "zq", "don't", "o", "@", MARK, "the", "_", "4 5", "will",
+     "\u0130", "\u00df", "田中", "a@b.co", "212 555 1234", "."]
 )  # fmt: skip
+POLICIES = {
+    "digits": "digits", "allowlist": "allowlist", "everything": "everything", "nothing": "nothing", "known": "known:KNOWN",
+    "union": "union(digits, known:KNOWN, allowlist)", "two": "union(digits, known:KNOWN)", "lists": "union(allowlist, known:KNOWN)",
+    "miss": "miss(union(digits, known:KNOWN), 0.5)", "miss patterns": "miss(patterns, 0.4)", "miss all": "miss(everything, 0.5)",
+}  # fmt: skip
 
 
-@given(
-    st.lists(fragments, max_size=12).map("".join),
-    st.sampled_from(["digits", "allowlist", "everything", "nothing", "known", "union", "miss"]),
-)
-def test_masking_what_was_found_changes_nothing(tmp_path_factory, text, which):
+@settings(max_examples=400)
+@given(st.lists(fragments, max_size=12).map("".join), st.sampled_from(sorted(POLICIES)), st.integers(0, 5))
+def test_masking_what_was_found_changes_nothing(tmp_path_factory, text, which, seed):
     """guarantees §9.2 for every policy that claims to be mask-consistent: t(s) = t(s[c→MARK]) for each maximal span c."""
     path = tmp_path_factory.getbasetemp() / "known.txt"
-    path.write_text("ada pine\npine 555\no'zq\n1 me\n")
-    spec = {
-        "known": f"known:{path}",
-        "union": f"union(digits, known:{path}, allowlist)",
-        "miss": f"miss(union(digits, known:{path}), 0.5)",
-    }
-    policy = load(spec.get(which, which))
+    path.write_text("ada pine\npine 555\no'zq\n1 me\nwill\nme\n田\n\u00dfo\n")
+    spec = POLICIES[which].replace("KNOWN", str(path))
+    policy = load(spec.removesuffix(")") + f", {seed})" if spec.startswith("miss") else spec)
     assert policy.consistency in ("local", "alone")
     screened = treat(Record("r", text, "r"), policy)
     for start, end in merged(policy.find(text)):
         masked = treat(Record("r", text[:start] + MARK + text[end:], "r"), policy)
         assert masked.text == screened.text
+
+
+@pytest.mark.parametrize(
+    ("spec", "consistency"),
+    [
+        ("union(digits, patterns)", "none"),
+        ("union(miss(everything, 0.5), digits)", "none"),
+        ("exclude(digits, nothing)", "none"),
+        ("union(digits, allowlist)", "local"),
+        ("union(patterns)", "alone"),
+        ("miss(low-entity, 0.1)", "none"),
+    ],
+)
+def test_consistency_is_claimed_for_no_more_than_is_proven(spec, consistency):
+    assert load(spec).consistency == consistency
+
+
+def test_what_a_function_prints_or_does_stays_with_it(policy, capsys):
+    def noisy(text):
+        print(text)
+        return [(0, 1)]
+
+    def leaves(text):
+        raise SystemExit(0)
+
+    assert load(policy(noisy)).find("abc")
+    assert capsys.readouterr().out == ""
+    with pytest.raises(BadInput, match="failed with SystemExit"):
+        load(policy(leaves)).find("abc")
+
+
+def test_a_type_is_a_word_and_no_text(monkeypatch):
+    module = type(sys)("leaky")
+    module.find = lambda text: [(0, 2, text)]
+    monkeypatch.setitem(sys.modules, "leaky", module)
+    with pytest.raises(BadInput, match="a type is a word"):
+        load("python:leaky:find").find("my secret is 1234")

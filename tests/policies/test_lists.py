@@ -39,8 +39,11 @@ def found(policy, text):
         ("pine", "ada-pine (pine)", ["pine", "pine"]),
         ("Straße", "in der STRASSE 5", ["STRASSE"]),
         ("Jos\u00e9", "Jose\u0301 was here", ["Jose\u0301"]),
-        ("xy", f"xy{MARK}xy", ["xy", "xy"]),
-        ("ab", "ab1 _ab ab", ["ab"]),
+        ("xy", f"xy{MARK}xy xy", ["xy"]),
+        ("ab", "ab1 _ab_ ab", ["ab", "ab"]),
+        ("Ada Pine", "Ada\u200bPine and Ada\u00adPine", ["Ada\u200bPine", "Ada\u00adPine"]),
+        ("田中", "私は田中です", ["田中"]),
+        ("brahim", "A\u0130brahim", []),
     ],
 )
 def test_known_secrets_are_found_in_any_case_and_spacing(known, secret, text, hits):

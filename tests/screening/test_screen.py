@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from confide.errors import BadInput, ConfideError
+from confide.accounting.setting import refuse_unsound
+from confide.errors import BadInput, ConfideError, Refused
 from confide.experiments.customersim import dialogues, people
 from confide.records import MASK
 from confide.screening import Screened, screen
@@ -197,6 +198,85 @@ def test_duplicates_keep_their_slots(tmp_path):
     assert [row["text"] for row in rows(kept, "private", "text")] == [f"call {MASK}", f"call {MASK}", MASK]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dedup_unit": "turn"},
+        {"dedup_unit": "turn", "order": "dedup-redact"},
+        {"unit": "turn"},
+        {"unit": "turn", "context": "group"},
+    ],
+)
+def test_spans_are_those_of_the_raw_text(tmp_path, options):
+    texts = ["hello there\ncall 555 and 7", "hello there\nor 31", "us 12\nbye\nus 12"]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    canaries = "number=6,coins=yes,seed=3,format=ID {digits:6} ref 77" if "order" not in options else "sdp"
+    screened = screen(
+        str(tmp_path / "c.jsonl"), "digits", tmp_path / "out", dedup="exact", canaries=canaries, **options
+    )
+    spans = [
+        row["raw"][span["start"] : span["end"]]
+        for row in rows(screened, "private", "raw", "spans")
+        for span in row["spans"]
+    ]
+    assert len(spans) > 4
+    assert all(span.isdecimal() for span in spans)
+
+
+def test_words_that_are_also_a_role_are_found_in_the_message(tmp_path):
+    messages = [{"role": "user", "content": "us"}, {"role": "assistant", "content": "a"}]
+    (tmp_path / "c.jsonl").write_text((json.dumps({"messages": messages}) + "\n") * 2)
+    (tmp_path / "known.txt").write_text("us\n")
+    known = f"known:{tmp_path / 'known.txt'}"
+    group = screen(str(tmp_path / "c.jsonl"), known, tmp_path / "group", unit="turn", context="group", dedup="off")
+    assert [row["text"] for row in rows(group, "private", "text")][:2] == [f"user: {MASK}", "assistant: a"]
+    units = screen(str(tmp_path / "c.jsonl"), "nothing", tmp_path / "units", dedup="exact", dedup_unit="turn")
+    assert [row["text"] for row in rows(units, "private", "text")] == ["user: us\nassistant: a", MASK]
+
+
+def test_a_skipped_row_does_not_make_others_duplicates(tmp_path):
+    lines = [{"id": 1, "text": "one"}, {"id": 1, "text": "the only real text"}, {"id": 2, "text": "the only real text"}]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    screened = screen(str(tmp_path / "c.jsonl"), "nothing", tmp_path / "out", skip_bad=True)
+    assert [row["text"] for row in rows(screened, "private", "text")] == ["one", "the only real text"]
+    assert (screened.manifest["documents"], screened.manifest["bad_rows"]) == (2, 1)
+
+
+def test_the_coin_of_a_canary_never_changes_the_records(corpus, tmp_path):
+    spec = "number=8,coins=yes,seed=1,policy=missed,format=My initial is {letters:1}. Thanks a lot."
+    screened = screen(str(corpus), "digits", tmp_path / "out", canaries=spec, unit="sentence")
+    names = [row["id"].split("/")[0] for row in rows(screened, "private", "id") if row["id"].startswith("canary-")]
+    assert len({names.count(name) for name in names}) == 1
+
+
+def test_documents_of_many_records_are_screened_and_refused_a_certificate(tmp_path):
+    (tmp_path / "c.jsonl").write_text(json.dumps({"text": "\n".join(f"line {i}" for i in range(60))}) + "\n")
+    screened = screen(str(tmp_path / "c.jsonl"), "digits", tmp_path / "out", unit="turn", context="group")
+    assert screened.manifest["k"]["missed"] == 60
+    with pytest.raises(Refused, match="more than 50 records"):
+        refuse_unsound(screened.setting(method="crt", clipping_norm=1.0), 1e-5)
+
+
+def test_a_given_key_is_not_taken_for_a_secret_one(corpus, tmp_path):
+    assert (
+        screen(str(corpus), "digits", tmp_path / "a", dedup="bloom", key=KEY).manifest["certificate"]["bloom_keyed"]
+        is False
+    )
+    assert screen(str(corpus), "digits", tmp_path / "b", dedup="bloom").manifest["certificate"]["bloom_keyed"] is True
+    with pytest.raises(BadInput, match="16 to 64 bytes"):
+        screen(str(corpus), "digits", tmp_path / "c", key=b"short")
+
+
+def test_a_folder_may_hold_its_own_output(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "hello"}\n')
+    screen(str(tmp_path), "digits", tmp_path / "out")
+    (tmp_path / "b.partial").mkdir()
+    (tmp_path / "b.partial" / "note.txt").write_text("left over")
+    with pytest.raises(BadInput, match="did not end"):
+        screen(str(tmp_path), "digits", tmp_path / "b")
+
+
 def test_whole_documents_go_one_way_with_group_context(tmp_path):
     texts = ["USR: Hello there.\nUSR: 555", "USR: Hello there.\nUSR: bye"]
     (tmp_path / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -238,6 +318,8 @@ def test_bad_rows_stop_everything_or_are_counted(tmp_path, lines, reason):
         ({"canaries": "number=x"}, "number is a whole number"),
         ({"canaries": "format=no slot"}, "one slot"),
         ({"bloom_delta": 0.0}, "--bloom-delta"),
+        ({"canaries": ","}, "name a preset"),
+        ({"canaries": "number=1,secret=<MASK>"}, "fits the slot"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(corpus, tmp_path, options, reason):
@@ -363,11 +445,36 @@ def test_a_resumed_screening_must_be_the_same_one(corpus, tmp_path, monkeypatch)
             screen(str(corpus), "digits", tmp_path / "out")
     with pytest.raises(BadInput, match="did not end; complete it with --resume"):
         screen(str(corpus), "digits", tmp_path / "out")
-    with pytest.raises(BadInput, match="begun with another options"):
+    with pytest.raises(BadInput, match="begun with another --policy"):
         screen(str(corpus), "nothing", tmp_path / "out", resume=True)
     os.utime(corpus, ns=(1, 1))
     with pytest.raises(BadInput, match="begun with another corpus"):
         screen(str(corpus), "digits", tmp_path / "out", resume=True)
+
+
+def test_a_policy_file_must_not_change_before_resuming_and_damage_is_mended(corpus, tmp_path, monkeypatch):
+    from confide.screening import pipeline
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    (tmp_path / "known.txt").write_text("tracking\n")
+    known = f"known:{tmp_path / 'known.txt'}"
+    whole = screen(str(corpus), known, tmp_path / "whole", key=KEY, chunk=8000)
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline._Work, "write", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            screen(str(corpus), known, tmp_path / "out", key=KEY, chunk=8000)
+    work = tmp_path / "out.partial" / "work" / "00000000.arrow"
+    content = bytearray(work.read_bytes())
+    content[len(content) // 2] ^= 1
+    work.write_bytes(bytes(content))
+    os.utime(tmp_path / "known.txt", ns=(5, 5))
+    with pytest.raises(BadInput, match="begun with another policy file"):
+        screen(str(corpus), known, tmp_path / "out", key=KEY, chunk=8000, resume=True)
+    (tmp_path / "out.partial" / "plan.json").unlink()
+    resumed = screen(str(corpus), known, tmp_path / "out", key=KEY, chunk=8000, resume=True)
+    assert resumed.manifest["digest"] == whole.manifest["digest"]
 
 
 def test_an_interrupted_screening_goes_on(corpus, tmp_path, monkeypatch):

@@ -42,6 +42,10 @@ def assumptions(setting: Setting, evidence: Redraws | Review | None, selected: b
         )
     if setting.recall_class is not None:
         found["recall-class"] = f"The conservative policy flags by construction: {setting.recall_class}."
+    if setting.dedup != "off" and setting.units_per_record == "several":
+        found["units"] = (
+            "A secret lies inside one of the units that dedup compares, and the units' borders are those from before masking."
+        )
     if setting.dedup == "bloom":
         found["bloom"] = (
             f"The Bloom filter's key is random and secret; its cost {setting.bloom_delta:g} is inside delta."

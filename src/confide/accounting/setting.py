@@ -15,6 +15,7 @@ from ..errors import BadInput, Refused
 from .events import check_count, check_number
 from .pairs import ADJACENCIES
 
+MOST_RECORDS = 50  # that one secret may change
 CHOICES = {
     "method": ("crt", "dpsgd", "sdp", "jft", "redacted", "anonymized", "plain"),
     "unit": ("document", "turn", "sentence"),
@@ -80,8 +81,8 @@ class Setting:
             raise BadInput("setting: recall_class must describe a class of secrets in words")
         check_count("setting: private_records", self.private_records, high=10**15)
         check_count("setting: max_copies", self.max_copies)
-        check_count("setting: changed_units", self.changed_units, high=50)
-        check_count("setting: group_records", self.group_records, high=50)
+        check_count("setting: changed_units", self.changed_units)
+        check_count("setting: group_records", self.group_records)
         check_number("setting: clipping_norm", self.clipping_norm, 0, 1e9)
         check_number("setting: bloom_delta", self.bloom_delta, 0, 1, low_open=False)
 
@@ -136,6 +137,11 @@ class Setting:
     @property
     def repeats(self) -> str:
         """How copies of one value count (guarantees §2)."""
+        if self.group_records > 1 or self.changed_units > 1:
+            return (
+                f"a value that occurs in r places counts as k={self.k_missed}r: every copy counts, since the policy may look "
+                "beyond the unit in which it stands"
+            )
         if self.dedup == "off":
             return "a value that occurs in r private records counts as k=r: every copy counts, since dedup is off"
         factor = 2 if self.units_per_record == "several" and self.order == "redact-dedup" else 1
@@ -189,6 +195,21 @@ _REFUSALS: tuple[tuple[Callable[[Setting], bool], str], ...] = (
         lambda s: s.method == "jft" and s.jft_phase1 != "noised" and s.dedup != "off" and s.order == "dedup-redact",
         "in the order dedup before redact a caught secret still decides what counts as a duplicate, and phase 1 trains on "
         "that without noise; redact first, or leave dedup off",
+    ),
+    (
+        lambda s: (
+            s.dedup != "off"
+            and s.order == "dedup-redact"
+            and s.conservative != "everything"
+            and (s.units_per_record == "several" or s.group_records > 1)
+        ),
+        "in the order dedup before redact a duplicate unit makes its record private, so that masking one secret moves other "
+        "records between the parts; make every record private, or redact first",
+    ),
+    (
+        lambda s: s.k_missed > MOST_RECORDS,
+        f"masking one secret may change more than {MOST_RECORDS} records, for which no useful bound exists; use a policy that "
+        "looks at one record at a time, or whole documents as records",
     ),
     (
         lambda s: s.dedup == "bloom" and not s.bloom_keyed,

@@ -40,9 +40,10 @@ class Allowlist(Policy):
             raise BadInput(f"{path}: a public word list has one word a line, of letters alone (don't is don and t)")
         which = "the built-in English word list" if path is None else "the given public word list"
         self.recall_class = (
-            f"secrets that hold a word outside {which}, a digit, or a sign other than common punctuation, and are not "
-            "part of a longer word"
+            f"secrets that hold a word outside {which} (in any case), a digit, or a sign other than common punctuation, "
+            "and are not part of a longer word"
         )
+        self.files = () if path is None else (path,)
 
     def find(self, text: str) -> list[Finding]:
         return [

@@ -40,6 +40,8 @@ class Policy:
     consistency: Literal["local", "alone", "none"] = "none"
     recall_class: str | None = None  # the secrets that it flags by construction, in words
     warnings: tuple[str, ...] = ()  # what a user must know before trusting it
+    pipeline: str = ""  # the model that it runs, with its version
+    files: tuple[str, ...] = ()  # that it was made from; a resumed screening must find them unchanged
     whole_group: bool = False  # it must see the whole dialogue or document; routing is then by whole groups
 
     def find(self, text: str) -> list[Finding]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -13,6 +16,8 @@ import re2
 
 from ..errors import BadInput
 from .base import Finding, Policy, merged, register
+
+_TYPE = re.compile(r"\w{1,40}", re.ASCII)  # types go into the manifest, which holds no text
 
 
 class Union(Policy):
@@ -31,6 +36,8 @@ class Union(Policy):
         classes = [member.recall_class for member in members if member.recall_class]
         self.recall_class = "; or ".join(classes) or None
         self.warnings = tuple(warning for member in members for warning in member.warnings)
+        self.files = tuple(path for member in members for path in member.files)
+        self.pipeline = ", ".join(member.pipeline for member in members if member.pipeline)
         self.whole_group = any(member.whole_group for member in members)
 
     def find(self, text: str) -> list[Finding]:
@@ -45,6 +52,8 @@ class Exclude(Policy):
     def __init__(self, policy: Policy, public: Policy) -> None:
         self._policy, self._public = policy, public
         self.warnings = policy.warnings
+        self.files = policy.files + public.files
+        self.pipeline = policy.pipeline
         self.whole_group = policy.whole_group or public.whole_group
 
     def find(self, text: str) -> list[Finding]:
@@ -58,9 +67,9 @@ class Exclude(Policy):
 class Miss(Policy):
     """A policy that misses a known share of what it would find, on purpose.
 
-    *Formal guarantees.* The coin of a finding is a keyed hash of its own text: each distinct text is missed with
-    probability `rate` over the key, the same text always alike, and no coin depends on another record. Redrawing a
-    secret into a slot therefore redraws its coin (guarantees §4.3).
+    *Formal guarantees.* Findings that overlap or touch are missed together. Their coin is a keyed hash of the text that they
+    cover: each distinct text is missed with probability `rate` over the key, the same text always alike, and no coin
+    depends on another record. Redrawing a secret into a slot therefore redraws its coin (guarantees §4.3).
     """
 
     name = "miss"
@@ -69,12 +78,16 @@ class Miss(Policy):
         if not 0 <= rate <= 1:
             raise BadInput(f"miss(policy, rate): the rate must lie between 0 and 1, got {rate:g}")
         self._policy, self._rate, self._key = policy, rate, str(seed).encode()[:64]
-        self.consistency = policy.consistency
+        self.consistency = "none" if policy.consistency == "none" else "alone"
         self.warnings = (*policy.warnings, f"misses a share of {rate:g} of its findings on purpose")
+        self.files = policy.files
+        self.pipeline = policy.pipeline
         self.whole_group = policy.whole_group
 
     def find(self, text: str) -> list[Finding]:
-        return [f for f in self._policy.find(text) if self._coin(text[f.start : f.end]) >= self._rate]
+        found = self._policy.find(text)
+        kept = [span for span in merged(found) if self._coin(text[slice(*span)]) >= self._rate]
+        return [f for f in found if any(start <= f.start and f.end <= end for start, end in kept)]
 
     def _coin(self, secret: str) -> float:
         digest = blake2b(secret.encode("utf-8", "surrogatepass"), digest_size=7, key=self._key).digest()
@@ -88,7 +101,9 @@ class Types(Policy):
 
     def __init__(self, policy: Policy, only: frozenset[str] | None, without: frozenset[str]) -> None:
         self._policy, self._only, self._without = policy, only, without
-        self.consistency = policy.consistency
+        self.consistency = "local" if policy.consistency == "local" else "none"
+        self.files = policy.files
+        self.pipeline = policy.pipeline
         self.warnings = policy.warnings
         self.whole_group = policy.whole_group
 
@@ -125,6 +140,11 @@ class Expression(Policy):
         ]
 
 
+def _silent() -> contextlib.AbstractContextManager[Any]:
+    """What a user's code prints must not get into an answer; it might quote a record."""
+    return contextlib.redirect_stdout(io.StringIO())
+
+
 @register("python", "a function of yours: text in, (start, end, type) tuples out", argument=":MODULE:FUNCTION")
 class Python(Policy):
     """A user's function; that it looks at nothing but its argument is taken on trust, and the manifest says so."""
@@ -139,28 +159,33 @@ class Python(Policy):
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
         try:
-            self._function: Any = getattr(importlib.import_module(module), function)
+            with _silent():
+                self._function: Any = getattr(importlib.import_module(module), function)
         except ImportError as error:
             raise BadInput(
                 f"python:{target}: cannot import {error.name or module}; is it in this folder or installed?"
             ) from None
         except AttributeError:
             raise BadInput(f"python:{target}: the module {module} has no {function}") from None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise BadInput(f"python:{target}: the module {module} fails to load with {type(error).__name__}") from None
         self._target = target
+        self.files = tuple(filter(None, (getattr(sys.modules[module], "__file__", None),)))
         self.whole_group = bool(getattr(self._function, "whole_group", False))
 
     def find(self, text: str) -> list[Finding]:
         try:
-            found = [
-                Finding(int(start), int(end), str(kind), self.name, *more)
-                for start, end, kind, *more in self._function(text)
-            ]
-        except Exception as error:  # its message may quote the text
+            with _silent():
+                found = [
+                    Finding(int(start), int(end), str(kind), self.name, *map(float, more[:1]))
+                    for start, end, kind, *more in self._function(text)
+                ]
+        except (Exception, SystemExit) as error:  # its message may quote the text
             raise BadInput(
                 f"python:{self._target}: the function failed with {type(error).__name__} on a record"
             ) from None
         if any(not 0 <= f.start <= f.end <= len(text) for f in found):
             raise BadInput(f"python:{self._target}: the function returned a span outside the record")
+        if not all(_TYPE.fullmatch(f.type) for f in found):
+            raise BadInput(f"python:{self._target}: a type is a word of at most 40 letters, digits and _")
         return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import re
+import zlib
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -47,7 +48,7 @@ def read_names(path: str | Path) -> frozenset[str]:
                 names = [row["name"] or "" for row in rows]
             else:
                 names = list(file)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise BadInput(f"cannot read names from {path}: {error}") from None
     return frozenset(" ".join(name.split()) for name in names) - {""}
 
@@ -73,6 +74,7 @@ class CustomerSim(Policy):
 
     def __init__(self, names: str | None = None) -> None:
         self.names = None if names is None else read_names(names)
+        self.files = () if names is None else (names,)
         self.longest = max((len(_WORD.findall(name)) for name in self.names or ()), default=0)
 
     def find(self, text: str) -> list[Finding]:

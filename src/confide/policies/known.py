@@ -16,11 +16,19 @@ from .base import Finding, Policy, register
 
 PREFIX = 6  # letters of an entry that its index is made of
 LONGEST = 1000
-_INNER = re.compile(r"(?<!\w)\w|[^\w\s]")
+# Scripts that put no space between words: there a secret may begin and end anywhere.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+# The mark counts as a letter, so that a word beside a secret does not become a word of its own when that is masked.
+_LETTER = re.compile(rf"(?![{_UNSPACED}_])[\w{MARK}]")
+_INNER = re.compile(rf"(?<![^\W_])(?<!{MARK})[^\W_]|[^\w\s{MARK}]|_|[{_UNSPACED}]|(?<=[{_UNSPACED}])\w")
+_INVISIBLE = dict.fromkeys(
+    map(ord, "\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"), " "
+)  # between letters of a secret
 
 
-def _squeeze(text: str) -> str:
-    return "".join(text.casefold().split())
+def _words(text: str) -> list[str]:
+    """The words in lower case; signs that nobody sees count as spaces."""
+    return (text if text.isascii() else text.translate(_INVISIBLE)).casefold().split()
 
 
 @register("known", "a list of known secrets, one a line; case and spaces do not matter", argument=":FILE")
@@ -41,10 +49,13 @@ class Known(Policy):
             key = entry[:PREFIX]
             self._lengths[key] = self._lengths.get(key, 0) | 1 << len(entry)
         self._probes = sorted({min(PREFIX, len(entry)) for entry in self._entries})
-        self.recall_class = "secrets on the list of known ones, however spelled in case and spacing"
+        self.recall_class = (
+            "secrets on the list of known ones, in any case and spacing, that no other letter or digit continues"
+        )
+        self.files = (path,)
 
     def find(self, text: str) -> list[Finding]:
-        words = text.casefold().split()
+        words = _words(text)
         squeezed = "".join(words)
         lengths, probes = self._lengths, self._probes
         hits: list[tuple[int, int]] = []
@@ -53,7 +64,7 @@ class Known(Policy):
             for n in probes:
                 if squeezed[place : place + n] in lengths:
                     self._matches(squeezed, place, n, hits)
-            if not word.isalnum():
+            if not (word.isalnum() and word.isascii()):
                 for inner in _INNER.finditer(word):
                     if inner.start():
                         at = place + inner.start()
@@ -72,17 +83,20 @@ class Known(Policy):
                 hits.append((start, start + length))
 
     def _findings(self, text: str, hits: list[tuple[int, int]]) -> list[Finding]:
-        places = [i for i, letter in enumerate(text) if not letter.isspace() for _ in letter.casefold()]
+        places = [
+            i for i, letter in enumerate(text.translate(_INVISIBLE)) if not letter.isspace() for _ in letter.casefold()
+        ]
         found = []
         for start, end in hits:
             first, last = places[start], places[end - 1]
-            if not (_is_word(text, last) and _is_word(text, last + 1)):
+            if not (_goes_on(text, first - 1) or _goes_on(text, last)):
                 found.append(Finding(first, last + 1, "KNOWN", self.name))
         return found
 
 
-def _is_word(text: str, place: int) -> bool:
-    return place < len(text) and (text[place].isalnum() or text[place] == "_")
+def _goes_on(text: str, place: int) -> bool:
+    """Whether a word goes on from this place to the next."""
+    return bool(place >= 0 and _LETTER.match(text, place) and _LETTER.match(text, place + 1))
 
 
 def _read(path: Path) -> frozenset[str]:
@@ -90,7 +104,7 @@ def _read(path: Path) -> frozenset[str]:
     try:
         with open(path, encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
-                entry = _squeeze(line)
+                entry = "".join(_words(line))
                 if not entry:
                     continue
                 if len(entry) < 2 or len(entry) > LONGEST:
@@ -98,7 +112,7 @@ def _read(path: Path) -> frozenset[str]:
                         f"{path}, line {number}: a known secret has 2 to {LONGEST} characters besides spaces"
                     )
                 if MARK not in entry:
-                    entries.update(_squeeze(unicodedata.normalize(form, line)) for form in ("NFC", "NFD"))
+                    entries.update("".join(_words(unicodedata.normalize(form, line))) for form in ("NFC", "NFD"))
     except UnicodeDecodeError:
         raise BadInput(f"{path}: not UTF-8 text; convert the list of known secrets first") from None
     except OSError as error:

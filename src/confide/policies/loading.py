@@ -15,6 +15,7 @@ from .compose import Exclude, Expression, Miss, Types, Union
 
 GROUP = "confide.policies"  # the entry-point group of plugins: a name, and a function from argument to policy
 LARGEST = 1 << 20  # bytes of a policy file
+DEEPEST = 50
 _MODULES = ("plain", "patterns", "pii", "spacy_levels", "scores", "known", "allowlist", "customersim", "compose")
 COMPOSED = {
     "union(A, B, …)": "what any of the policies finds",
@@ -42,7 +43,9 @@ def load(spec: str) -> Policy:
     'DIGITS'
     """
     spec = spec.strip()
-    if spec.endswith((".yaml", ".yml")):
+    if spec.count("(") > DEEPEST:
+        raise BadInput(f"a policy is composed of at most {DEEPEST} others")
+    if spec.endswith((".yaml", ".yml")) and spec.split(":", 1)[0] not in _shipped():
         return _from_yaml(Path(spec))
     if spec.endswith(")") and "(" in spec.split(":", 1)[0]:
         return _composed(spec)
@@ -103,8 +106,10 @@ def _commas(text: str) -> list[str]:
 
 def _number(text: str) -> float:
     try:
-        return float(text)
-    except ValueError:
+        number = float(text)
+        int(number)
+        return number
+    except (ValueError, OverflowError):
         raise BadInput(f"{text[:40]!r} is not a number, in miss(policy, rate, seed)") from None
 
 
@@ -138,9 +143,10 @@ def _from_yaml(path: Path) -> Policy:
     if "exclude" in tree:
         policy = Exclude(policy, _member(tree["exclude"], path))
     if "miss" in tree:
-        if not isinstance(tree["miss"], int | float):
+        if not isinstance(tree["miss"], int | float) or isinstance(tree["miss"], bool):
             raise BadInput(f"{path}: `miss` is a rate between 0 and 1")
         policy = Miss(policy, float(tree["miss"]))
+    policy.files = (*policy.files, str(path))
     return policy
 
 

@@ -13,7 +13,7 @@ _DIGITS = re.compile(r"\d+")
 class Digits(Policy):
     name = "digits"
     consistency = "local"
-    recall_class = "secrets that hold a digit"
+    recall_class = "secrets that hold a decimal digit"
 
     def find(self, text: str) -> list[Finding]:
         return [Finding(m.start(), m.end(), "DIGITS", self.name) for m in _DIGITS.finditer(text)]
@@ -22,7 +22,7 @@ class Digits(Policy):
 @register("everything", "the whole record; as conservative policy: every record is private (the default)")
 class Everything(Policy):
     name = "everything"
-    consistency = "local"
+    consistency = "alone"
     recall_class = "all secrets"
 
     def find(self, text: str) -> list[Finding]:

@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow as pa
 
 from ..policies import Finding, Policy, load
-from ..records import MARK, Bad, Chunk, Record, Row, parse, render
+from ..records import MARK, MASK, Bad, Chunk, Record, Row, parse, render
 from ..splitting import split
-from .canaries import CanaryChunk
+from .canaries import CanaryChunk, Planted, hide
 from .near import signature
 from .options import Options
 from .treatment import Span, Treated, blank, locate, treat, units_of
@@ -84,7 +84,7 @@ class Screener:
 
     def _screen(self, chunk: Chunk | CanaryChunk, duplicates: Mapping[int, frozenset[int]]) -> pa.Table:
         rows, bad = _rows(chunk)
-        forced = chunk.forced if isinstance(chunk, CanaryChunk) else {}
+        planted = chunk.planted if isinstance(chunk, CanaryChunk) else {}
         out: list[tuple[Any, ...]] = []
         kinds: list[str] = []
         largest = most = characters = 0
@@ -93,7 +93,7 @@ class Screener:
             identity = self.digest(row.record.id) if chunk.ids_given else None
             largest = max(largest, len(records))
             characters += len(row.record.text)
-            for treated, record in self._document(row.record, records, forced, duplicates, len(out)):
+            for treated, record in self._document(row.record, records, planted, duplicates, len(out)):
                 out.append(self._row(treated, record, row.row, identity))
                 most = max(most, len(treated.units))
                 kinds += [finding.type for finding in treated.findings]
@@ -109,7 +109,7 @@ class Screener:
         self,
         document: Record,
         records: list[Record],
-        forced: Mapping[str, tuple[str, bool]],
+        planted: Mapping[str, Planted],
         duplicates: Mapping[int, frozenset[int]],
         place: int,
     ) -> Iterable[tuple[Treated, Record]]:
@@ -119,17 +119,25 @@ class Screener:
         if given is not None:
             flagged = any(given) or MARK in document.text
             flagged = flagged or self.conservative is None or bool(self.conservative.find(document.text))
+        canary = planted.get(document.id)
         for i, record in enumerate(records):
-            findings = None if given is None else given[i]
-            secret, found = forced.get(document.id, ("", False))
-            if secret:
-                findings = _planted(record.text, secret) if found else []
+            if canary and not canary.present:
+                record = hide(record, canary.secret)
             original, units = record, self._units(record)
+            before = units or [(0, len(record.text))]
             if place + i in duplicates:
-                record, units = blank(record, units or [(0, len(record.text))], duplicates[place + i], MARK)
-            treated = treat(record, self.policy, self.conservative, findings, units)
-            if (flagged or secret) and not treated.private:
+                record, units = blank(record, before, duplicates[place + i], MARK)
+            findings = None if given is None else given[i]
+            if canary and canary.policy != "as-is":
+                findings = _at(record.text, canary.secret) if canary.policy == "found" else []
+            treated = treat(
+                record, self.policy, self.conservative, findings, units if self.options.dedup_unit else None
+            )
+            if (flagged or (canary and canary.policy != "as-is")) and not treated.private:
                 treated = treated._replace(private=True)
+            if record is not original:
+                moved = _moved(treated.findings, units or [], before, original.text)
+                treated = treated._replace(findings=moved)
             yield treated, original
 
     def _dialogue(self, document: Record, records: list[Record]) -> list[list[Finding]]:
@@ -166,7 +174,7 @@ class Screener:
             treated.turns or None,
             private,
             render(record.text) if private else None,
-            treated.findings if private else None,
+            _rendered(treated.findings, record.text) if private else None,
             row,
             identity,
             treated.units if options.dedup_unit else None,
@@ -193,10 +201,34 @@ def notes_of(table: pa.Table) -> dict[str, Any]:
     return found
 
 
+def _rendered(findings: list[Finding], text: str) -> list[Finding]:
+    """Findings as spans of the text in which the mark is written as people see it."""
+    if MARK not in text or not findings:
+        return findings
+    more = len(MASK) - len(MARK)
+
+    def shift(place: int) -> int:
+        return place + more * text.count(MARK, 0, place)
+
+    return [f._replace(start=shift(f.start), end=shift(f.end)) for f in findings]
+
+
 def _rows(chunk: Chunk | CanaryChunk) -> tuple[list[Row], list[Bad]]:
     return (chunk.rows, []) if isinstance(chunk, CanaryChunk) else parse(chunk)
 
 
-def _planted(text: str, secret: str) -> list[Finding]:
+def _at(text: str, secret: str) -> list[Finding]:
     start = text.find(secret)
     return [Finding(start, start + len(secret), "CANARY", "planted")] if start >= 0 else []
+
+
+def _moved(findings: Iterable[Finding], units: list[Span], before: list[Span], raw: str) -> list[Finding]:
+    """Findings in a record whose duplicate units are masked, as spans of the record as it was read."""
+
+    def back(place: int) -> int:
+        for (low, high), (start, end) in zip(units, before, strict=True):
+            if place <= high:
+                return min(start + max(0, place - low), end)
+        return len(raw)
+
+    return [f._replace(start=back(f.start), end=back(f.end)) for f in findings] if len(units) == len(before) else []

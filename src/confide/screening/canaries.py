@@ -12,7 +12,7 @@ import secrets as entropy
 import string
 from dataclasses import asdict, dataclass, fields, replace
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import BadInput
 from ..records import MARK, Record, Row, escape
@@ -49,8 +49,9 @@ class Canaries:
             raise BadInput("canaries: number and copies are at least 1, and at most ten million together")
         if self.space < 2 * self.number and not self.secret:
             raise BadInput(f"canaries: {self.number} different values need a larger space than {self.space}")
-        if self.secret and (self.number != 1 or len(self.secret) != int(slots[0][1])):
-            raise BadInput("canaries: a fixed secret fits the slot and stands alone (number=1)")
+        alphabet, length = self.slot
+        if self.secret and (self.number != 1 or len(self.secret) != length or set(self.secret) - set(alphabet)):
+            raise BadInput("canaries: a fixed secret fits the slot, in signs and length, and stands alone (number=1)")
 
     @property
     def slot(self) -> tuple[str, int]:
@@ -79,6 +80,8 @@ def parse_canaries(spec: str) -> Canaries:
     True
     """
     spec, _, given_format = spec.partition("format=")
+    if not spec.strip(" ,") and not given_format:
+        raise BadInput(f"canaries: name a preset ({', '.join(PRESETS)}) or a format")
     canaries = Canaries()
     changes: dict[str, Any] = {"format": given_format} if given_format else {}
     kinds = {field.name: field.type for field in fields(Canaries)}
@@ -108,15 +111,24 @@ def _value(name: str, value: str) -> Any:
     return value
 
 
+class Planted(NamedTuple):
+    """One canary: its secret, what the policy is to do with it, and whether the coin left it in place."""
+
+    secret: str
+    policy: str
+    present: bool
+
+
 @dataclass(frozen=True)
 class CanaryChunk:
-    """The canaries as a last chunk of the corpus. `forced`: by document, the secret and whether it is to be found."""
+    """The canaries as a last chunk of the corpus. `planted`: by document."""
 
     number: int
     rows: list[Row]
-    forced: dict[str, tuple[str, bool]]
+    planted: dict[str, Planted]
     name: str = "canaries"
     ids_given: bool = False
+    payload: bytes = b""
 
 
 def plant(canaries: Canaries) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -137,15 +149,18 @@ def plant(canaries: Canaries) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def canary_chunk(number: int, planted: dict[str, Any], coins: dict[str, Any]) -> CanaryChunk:
-    """The documents to screen: the secret, or the mark in its place where the coin says so."""
+    """The documents to screen, all with their secret: it is taken out after splitting, where the coin says so."""
     rows: list[Row] = []
-    forced: dict[str, tuple[str, bool]] = {}
+    found: dict[str, Planted] = {}
+    before, after = (escape(part) for part in _SLOT.sub("\0", planted["format"], count=1).split("\0"))
     for canary, present in zip(planted["canaries"], coins["present"], strict=True):
-        before, after = (escape(part) for part in (_SLOT.sub("\0", planted["format"], count=1)).split("\0"))
-        text = before + (canary["secret"] if present else MARK) + after
         for copy in range(planted["copies"]):
             name = f"{canary['id']}-{copy}"
-            rows.append(Row(len(rows) + 1, Record(name, text, name)))
-            if planted["policy"] != "as-is":
-                forced[name] = (canary["secret"], planted["policy"] == "found")
-    return CanaryChunk(number, rows, forced)
+            rows.append(Row(len(rows) + 1, Record(name, before + canary["secret"] + after, name)))
+            found[name] = Planted(canary["secret"], planted["policy"], present)
+    return CanaryChunk(number, rows, found)
+
+
+def hide(record: Record, secret: str) -> Record:
+    """The neighbour of a record in which the secret is masked: records and borders stay, as the audit needs (guarantees §8)."""
+    return record._replace(text=record.text.replace(secret, MARK))

@@ -69,7 +69,7 @@ class Shuffle:
     def later_copies(self, part: int, copies: int = 1) -> Iterator[int]:
         """The slots of a part, in order, that hold a copy beyond the first `copies` of their digest.
 
-        *Formal guarantees.* A function of the digests in slot order alone (SHA-2-strength keyed digests of 128 bits:
+        *Formal guarantees.* A function of the digests in slot order alone (keyed BLAKE2b of 128 bits:
         two different units collide with probability below n²/2^129 over the key).
         """
         return self._slots(

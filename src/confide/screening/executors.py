@@ -11,13 +11,17 @@ import importlib
 import logging
 import os
 import re
+import signal
 import socket
 import sys
+import tempfile
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -33,6 +37,7 @@ _screener: Screener | None = None  # of a worker process
 
 def _start(options: Options, key: bytes) -> None:
     global _screener
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process says that it was interrupted
     _screener = Screener(options, key)
 
 
@@ -48,7 +53,7 @@ def do(screener: Screener, job: Job) -> Any:
         return getattr(screener, method)(*arguments)
     except ConfideError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         last = error.__traceback__
         while last and last.tb_next:
             last = last.tb_next
@@ -86,10 +91,16 @@ def _no_main_module() -> Iterator[None]:
     """Keep new processes from running the user's script again: it may lack the `if __name__ == "__main__"` guard."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
+    here = threading.current_thread() is threading.main_thread()
+    before = (
+        signal.signal(signal.SIGINT, signal.SIG_IGN) if here else None
+    )  # inherited: interrupts are for this process
     try:
         yield
     finally:
         sys.modules["__main__"] = main
+        if here:
+            signal.signal(signal.SIGINT, before)
 
 
 def _ordered(jobs: Iterable[Job], submit: Callable[[Job], Future[Any]], workers: int) -> Iterator[Any]:
@@ -142,17 +153,26 @@ def _ray(options: Options, key: bytes, address: str) -> Iterator[Executor]:
 
 def _answers(address: str) -> None:
     """Refuse an address at which nobody listens; Ray itself would try for minutes."""
-    named = re.fullmatch(r"auto|(?:ray://)?([\w.-]+)(?::(\d+))?", address)
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS", "") or _current_cluster()
+    named = re.fullmatch(r"(?:ray://)?([\w.-]+)(?::(\d+))?", address)
     if named is None:
         raise BadInput("--cluster is `auto` (the cluster that this machine belongs to), HOST:PORT or ray://HOST:PORT")
-    if named[1]:
-        port = int(named[2] or (10001 if address.startswith("ray://") else 6379))
-        try:
-            socket.create_connection((named[1], port), timeout=5).close()
-        except OSError:
-            raise BadInput(
-                f"no Ray cluster answers at {named[1]}, port {port}; start one with `ray start --head`"
-            ) from None
+    port = int(named[2] or (10001 if address.startswith("ray://") else 6379))
+    try:
+        socket.create_connection((named[1], port), timeout=5).close()
+    except (OSError, OverflowError):
+        raise BadInput(
+            f"no Ray cluster answers at {named[1]}, port {port}; start one with `ray start --head`"
+        ) from None
+
+
+def _current_cluster() -> str:
+    """The address that `ray start` has left on this machine."""
+    try:
+        return (Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster").read_text().strip()
+    except OSError:
+        raise BadInput("no Ray cluster runs on this machine; start one with `ray start --head`") from None
 
 
 def _on_actors(ray: Any, actors: list[Any], jobs: Iterable[Job]) -> Iterator[Any]:

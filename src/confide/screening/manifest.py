@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import __version__
 from ..policies import Policy
 from .options import Options
+
+
+class Filter(NamedTuple):
+    """What a Bloom filter cost of δ, and whether its key was drawn for it (a given key may be known to others)."""
+
+    delta: float
+    keyed: bool
+
 
 _PLANTED = ("canaries", "copies", "policy", "coins", "space")
 MANY_MASKS = 0.2  # share of mask-only private records from which dedup earns a warning
@@ -18,7 +26,7 @@ def manifest(
     policy: Policy,
     conservative: Policy,
     counts: Counter[str],
-    bloom_delta: float,
+    bloom: Filter,
     public: int,
     private: int,
     digest: str,
@@ -27,7 +35,7 @@ def manifest(
     """What is written beside the two parts. Counts by type are private statistics: the folder is SENSITIVE."""
     from ..accounting import Setting  # here, since workers never need it and it takes a second to load
 
-    facts = certificate_facts(options, policy, conservative, counts, bloom_delta, private)
+    facts = certificate_facts(options, policy, conservative, counts, bloom, private)
     setting = Setting(method="crt", clipping_norm=1.0, **facts)
     kinds = sorted((name.removeprefix("type "), n) for name, n in counts.items() if name.startswith("type "))
     return {
@@ -45,7 +53,7 @@ def manifest(
         "unit": options.unit,
         "max_words": options.max_words,
         "context": options.context,
-        "policy": {"spec": options.policy, "consistency": policy.consistency},
+        "policy": {"spec": options.policy, "consistency": policy.consistency, "pipeline": policy.pipeline},
         "conservative": {"spec": options.conservative, "recall_class": conservative.recall_class},
         "order": options.order,
         "dedup": options.dedup,
@@ -62,7 +70,7 @@ def manifest(
 
 
 def certificate_facts(
-    options: Options, policy: Policy, conservative: Policy, counts: Counter[str], bloom_delta: float, private: int
+    options: Options, policy: Policy, conservative: Policy, counts: Counter[str], bloom: Filter, private: int
 ) -> dict[str, Any]:
     """The fields of `Setting` that screening decides.
 
@@ -82,7 +90,8 @@ def certificate_facts(
         "units_per_record": "several" if options.dedup_unit else "one",
         "changed_units": 1 if consistent or not options.dedup_unit else max(1, counts["most units"]),
         "group_records": max(1, counts["largest group"]) if options.reads_groups else 1,
-        "bloom_delta": bloom_delta,
+        "bloom_delta": bloom.delta,
+        "bloom_keyed": bloom.keyed,
         "record_local": True,
         "mask_consistent": consistent,
         "masks_escaped": True,
@@ -98,6 +107,11 @@ def _warnings(options: Options, policy: Policy, conservative: Policy, counts: Co
         found.append(
             f"{counts['mask-only']:,} of {private:,} private records are nothing but a mask: redaction makes short records alike, "
             "and dedup blanks them; consider --dedup off, or --max-copies"
+        )
+    if options.dedup_unit:
+        found.append(
+            "dedup compares units inside records: k holds for a secret that lies inside one unit, with the units' borders as they "
+            "were before masking"
         )
     if options.order == "dedup-redact":
         found.append(

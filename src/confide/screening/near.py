@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 WORDS = 3  # of a shingle
 HASHES = 64
 BANDS = 16
+BLOCK = 4096  # shingles at a time
 SIMILAR = 0.8  # share of equal hashes from which two records count as near-duplicates: an estimate of their overlap
 
 _PRIME = (1 << 61) - 1
@@ -25,8 +26,11 @@ def signature(text: str) -> NDArray[np.uint32]:
     last = max(1, len(words) - WORDS + 1)
     shingles = {zlib.crc32(" ".join(words[i : i + WORDS]).encode()) for i in range(last)}
     values = np.fromiter(shingles, dtype=np.uint64, count=len(shingles))
-    hashes = (values[:, None] * _COINS[0] + _COINS[1]) % _PRIME
-    return np.asarray(hashes.min(axis=0) & 0xFFFFFFFF, dtype=np.uint32)
+    least = np.full(HASHES, _PRIME, dtype=np.uint64)
+    for start in range(0, len(values), BLOCK):
+        hashes = (values[start : start + BLOCK, None] * _COINS[0] + _COINS[1]) % _PRIME
+        least = np.minimum(least, hashes.min(axis=0))
+    return np.asarray(least & 0xFFFFFFFF, dtype=np.uint32)
 
 
 def bands(signatures: NDArray[np.uint32]) -> NDArray[np.uint64]:

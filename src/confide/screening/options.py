@@ -8,6 +8,7 @@ from ..errors import BadInput
 from ..readers import TEXT_AS
 from ..records import Fields
 from ..splitting import UNITS
+from .canaries import parse_canaries
 
 CHUNK = 1 << 20  # bytes of a chunk
 DEDUPS = ("off", "exact", "bloom", "bloom-verified")
@@ -65,6 +66,18 @@ class Options:
             raise BadInput(
                 "--public-dedup goes with the default order only: in the paper's order dedup covers both parts"
             )
+        if chosen.order == "dedup-redact" and chosen.dedup_unit and chosen.conservative != "everything":
+            raise BadInput(
+                "--order dedup-redact with --dedup-unit needs --conservative everything: a duplicate unit makes a record private, "
+                "so that masking one secret would move other records between the parts"
+            )
+        if chosen.order == "dedup-redact" and chosen.reads_groups:
+            raise BadInput("--context group goes with the default order only; leave --order dedup-redact out")
+        if chosen.order == "dedup-redact" and chosen.canaries and parse_canaries(chosen.canaries).coins:
+            raise BadInput(
+                "canaries with coins go with the default order only: masks that are in the corpus already break the bounds of "
+                "--order dedup-redact"
+            )
         if chosen.context == "group" and chosen.fields.group is not None:
             raise BadInput("--context group reads whole documents; give one dialogue a row, without --group-field")
         if not 0 < chosen.bloom_delta < 1:
@@ -74,4 +87,4 @@ class Options:
     @property
     def reads_groups(self) -> bool:
         """Whether policies see whole documents that are split into several records."""
-        return self.context == "group" and self.unit != "document"
+        return self.context == "group" and (self.unit != "document" or self.max_words is not None)

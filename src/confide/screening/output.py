@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -40,25 +41,31 @@ def write_private(path: Path, text: str) -> None:
     os.replace(waiting, path)
 
 
-def write_table(path: Path, table: pa.Table) -> None:
-    """Keep a chunk's result in the work folder, whole or not at all; it can be computed again if it is lost."""
+def write_table(path: Path, table: pa.Table, key: bytes) -> None:
+    """Keep a chunk's result in the work folder, whole or not at all, with a keyed digest at its end."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    content = sink.getvalue()
     waiting = path.with_suffix(".new")
     waiting.unlink(missing_ok=True)
     with os.fdopen(os.open(waiting, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        with pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
+        file.write(content)
+        file.write(blake2b(content, key=key).digest())
         file.flush()
         os.fsync(file.fileno())
     os.replace(waiting, path)
 
 
-def read_table(path: Path) -> pa.Table | None:
-    """A chunk's result, or None if there is none that can be read."""
+def read_table(path: Path, key: bytes) -> pa.Table | None:
+    """A chunk's result, or None if there is none or it is damaged: it is then computed again."""
     try:
-        with pa.OSFile(str(path)) as file:
-            return pa.ipc.open_file(file).read_all()
-    except (OSError, pa.ArrowInvalid):
+        content = path.read_bytes()
+    except FileNotFoundError:
         return None
+    if blake2b(content[:-64], key=key).digest() != content[-64:]:
+        return None
+    return pa.ipc.open_stream(pa.py_buffer(content[:-64])).read_all()
 
 
 class Parts:
@@ -110,6 +117,8 @@ class Parts:
 @contextlib.contextmanager
 def partial_folder(out: Path, plan: dict[str, Any], resume: bool) -> Iterator[Path]:
     """The folder to work in, locked. It stays after a kill or an interrupt, and goes after an error of the input."""
+    if not out.name:
+        raise BadInput("name a new folder with -o")
     folder = out.with_name(out.name + ".partial")
     if out.exists():
         raise BadInput(f"{out} exists and is never overwritten; name a new folder with -o")
@@ -144,7 +153,10 @@ def _same_plan(folder: Path, plan: dict[str, Any]) -> None:
     """What is resumed must have been begun with the same corpus and the same options."""
     path = folder / "plan.json"
     if path.exists():
-        before = json.loads(path.read_text())
+        try:
+            before: dict[str, Any] = dict(json.loads(path.read_text()))
+        except (ValueError, TypeError):
+            raise BadInput(f"{path} is damaged; remove {folder} and screen again") from None
         differing = sorted(name for name in before.keys() | plan.keys() if before.get(name) != plan.get(name))
         if differing:
             raise BadInput(
@@ -157,11 +169,11 @@ def _same_plan(folder: Path, plan: dict[str, Any]) -> None:
 def finish(folder: Path, out: Path) -> None:
     """Take away what was only for the work, and give the folder its name. From here on it is whole."""
     shutil.rmtree(folder / "work", ignore_errors=True)
-    for name in ("plan.json", "lock"):
-        (folder / name).unlink(missing_ok=True)
+    (folder / "lock").unlink(missing_ok=True)
     for path in (folder / "public", folder / "private", folder):
         _sync(path)
     os.rename(folder, out)
+    (out / "plan.json").unlink()
     _sync(out.parent)
 
 

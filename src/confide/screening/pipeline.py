@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import secrets as entropy
 import shutil
 from collections import Counter, deque
@@ -30,10 +29,10 @@ from .batches import DIGEST, notes_of
 from .canaries import CanaryChunk, canary_chunk, parse_canaries, plant
 from .dedup import Bloom, Shuffle, bloom_copies, verified_copies
 from .executors import Executor, Job, executor
-from .manifest import manifest
+from .manifest import Filter, manifest
 from .options import CHUNK, Options
 from .output import SENSITIVE, Parts, finish, partial_folder, read_table, write_private, write_table
-from .slots import IDENTITY, PRIVATE, PUBLIC, Later, Marked, enter, flat_digests
+from .slots import IDENTITY, PRIVATE, PUBLIC, Later, Marked, enter, enter_ids, flat_digests
 from .treatment import blank
 
 if TYPE_CHECKING:
@@ -105,18 +104,26 @@ def screen(
         options = Options(policy, **choices)
     options = options.checked()
     found, conservative = load(options.policy), load(options.conservative)
-    if (found.whole_group or conservative.whole_group) and options.unit != "document":
+    if found.whole_group or conservative.whole_group:
         options = replace(options, context="group").checked()
     out = Path(out)
-    files = readers.sources([corpus] if isinstance(corpus, str) else list(corpus))
-    with _disk(out), partial_folder(out, _plan(files, options), resume) as folder:
+    files = [
+        file
+        for file in readers.sources([corpus] if isinstance(corpus, str) else list(corpus))
+        if not _within(file, out)
+    ]
+    if key is not None and not 16 <= len(key) <= 64:
+        raise BadInput("the key of the digests has 16 to 64 bytes")
+    given_key = key is not None
+    plan = _plan(files, options, (found, conservative))
+    with _disk(out), partial_folder(out, plan, resume) as folder:
         if not (folder / "manifest.json").exists():
             key = _key(folder, key)
             write_private(folder / "SENSITIVE", SENSITIVE)
             work = _Work(folder, files, options, key, tick)
             with executor(options, key, workers or _workers(files), cluster) as run:
                 work.run(run)
-            manifest = work.write(found, conservative)
+            manifest = work.write(found, conservative, given_key)
             write_private(folder / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
         finish(folder, out)
     return Screened.open(out)
@@ -134,24 +141,32 @@ def _disk(out: Path) -> Iterator[None]:
         ) from None
 
 
+def _within(file: Source, out: Path) -> bool:
+    """Whether a file of the corpus lies in the folder that is being written."""
+    mine = (out.absolute(), out.absolute().with_name(out.name + ".partial")) if out.name else ()
+    return any(Path(file.path).is_relative_to(folder) for folder in mine)
+
+
 def _workers(files: Sequence[Source]) -> int:
     """One process for a corpus of a chunk or two: starting others would take longer."""
-    return 1 if corpus_size(files) <= 2 * CHUNK else os.cpu_count() or 1
+    return 1 if 0 < corpus_size(files) <= 2 * CHUNK else os.cpu_count() or 1
 
 
 def corpus_size(files: Sequence[Source]) -> int:
-    """Bytes of all files as they lie on disk."""
+    """Bytes of all files; 0 if some are compressed, so that nobody knows."""
+    if any(source.compression for source in files):
+        return 0
     return sum(source.filesystem.size(source.path) or 0 for source in files)
 
 
-def _plan(files: Sequence[Source], options: Options) -> dict[str, Any]:
+def _plan(files: Sequence[Source], options: Options, policies: Sequence[Policy]) -> dict[str, Any]:
     """What must be the same when a screening is resumed: the corpus, the options, the policies' files, this program."""
     corpus = [(source.name, *_stamp(source.filesystem.info(source.path))) for source in files]
-    words = re.split(r"[\s(),:'\"]+", f"{options.policy} {options.conservative}")
-    policies = [
-        (word, os.stat(word).st_size, os.stat(word).st_mtime_ns) for word in words if word and os.path.isfile(word)
-    ]
-    found = {"options": asdict(options), "corpus": corpus, "policies": policies, "version": __version__}
+    paths = [path for policy in policies for path in policy.files if os.path.exists(path)]
+    lists = [(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths]
+    models = [policy.pipeline for policy in policies]
+    found = {f"--{name.replace('_', '-')}": value for name, value in asdict(options).items()}
+    found |= {"corpus": corpus, "policy file or model": [lists, models], "version of confide": __version__}
     return {name: blake2b(json.dumps(value).encode(), digest_size=DIGEST).hexdigest() for name, value in found.items()}
 
 
@@ -165,7 +180,10 @@ def _key(folder: Path, given: bytes | None) -> bytes:
     path = folder / "key"
     if not path.exists():
         write_private(path, (given or entropy.token_bytes(32)).hex() + "\n")
-    return bytes.fromhex(path.read_text().strip())
+    try:
+        return bytes.fromhex(path.read_text().strip())
+    except ValueError:
+        raise BadInput(f"{path} is damaged; remove {folder} and screen again") from None
 
 
 class _Work:
@@ -209,25 +227,36 @@ class _Work:
             self._screen(run, Later(self._copies(shuffle, self._compare_raw(run, shuffle), PRIVATE)))
 
     def _screen(self, run: Executor, duplicates: Later | None) -> None:
-        todo: deque[tuple[int, int]] = deque()
+        todo: deque[tuple[int, int, str]] = deque()
 
         def jobs() -> Iterator[Job]:
             for chunk in self._chunks():
                 self.chunks = chunk.number + 1
                 mine = duplicates.of(chunk.number) if duplicates else None
-                if self._path(chunk.number).exists():
+                if self._is_done(chunk):
                     self.tick(_size(chunk))
                 else:
-                    todo.append((chunk.number, _size(chunk)))
+                    todo.append((chunk.number, _size(chunk), self._stamp(chunk)))
                     yield "screen", (chunk, mine)
 
         for table in run(jobs()):
-            number, size = todo.popleft()
+            number, size, stamp = todo.popleft()
             self._stop_at_bad(notes_of(table)["bad"])
-            write_table(self._path(number), table)
+            table = table.replace_schema_metadata({**table.schema.metadata, b"stamp": stamp})
+            write_table(self._path(number), table, self.key)
             self.tick(size)
         if not self.chunks:
             raise BadInput("the corpus is empty: none of its files holds a row")
+
+    def _stamp(self, chunk: Chunk | CanaryChunk) -> str:
+        """A keyed digest of what a chunk was made from."""
+        content = chunk.payload if isinstance(chunk.payload, bytes) else json.dumps(chunk.payload).encode()
+        return blake2b(content, key=self.key).hexdigest()
+
+    def _is_done(self, chunk: Chunk | CanaryChunk) -> bool:
+        """Whether an earlier run has screened this very chunk, and its result is whole."""
+        table = read_table(self._path(chunk.number), self.key)
+        return table is not None and table.schema.metadata[b"stamp"].decode() == self._stamp(chunk)
 
     def _stop_at_bad(self, bad: list[Any]) -> None:
         if bad and not self.options.skip_bad:
@@ -262,21 +291,21 @@ class _Work:
         self.bloom_delta = bloom.delta
         return bloom_copies(shuffle.ordered(part), bloom)
 
-    def write(self, policy: Policy, conservative: Policy) -> dict[str, Any]:
+    def write(self, policy: Policy, conservative: Policy, given_key: bool) -> dict[str, Any]:
         """Deduplicate what was screened and write both parts. Out: the manifest."""
         public, private = Parts(self.folder, "public"), Parts(self.folder, "private")
         with Shuffle(self._fresh("dedup")) as shuffle:
-            units = self._enter(shuffle)
-            masked = Later(
-                self._copies(shuffle, units, PRIVATE) if units and self.options.order == "redact-dedup" else iter(())
-            )
+            for number in range(self.chunks):
+                enter_ids(shuffle, self._read(number), number)
+            units = self._enter(shuffle, Later(shuffle.later_copies(IDENTITY)))
+            redact_first = units and self.options.order == "redact-dedup"
+            masked = Later(self._copies(shuffle, units, PRIVATE) if redact_first else iter(()))
             near = self.options.public_dedup == "near"
             dropped = Later(shuffle.near_copies() if near else shuffle.later_copies(PUBLIC))
-            doubled = Later(shuffle.later_copies(IDENTITY))
             total = 0
             for number in range(self.chunks):
                 table = self._masked(self._read(number), masked.of(number))
-                table = self._without(table, doubled.of(number), dropped.of(number))
+                table = self._without(table, dropped.of(number))
                 flags = table["private"].combine_chunks()
                 public.write(table.filter(pc.invert(flags)))
                 private.write(table.filter(flags))
@@ -287,17 +316,17 @@ class _Work:
         if not public.records + private.records:
             raise BadInput("the corpus is empty: no row of it could be used")
         digest = f"{total % (1 << 256):064x}"
-        facts = (self.options, policy, conservative, self.counts, self.bloom_delta)
+        bloom = Filter(self.bloom_delta, not given_key)
+        facts = (self.options, policy, conservative, self.counts, bloom)
         return manifest(*facts, public.records, private.records, digest, self.planted[0] if self.planted else None)
 
     def _read(self, number: int) -> pa.Table:
-        table = read_table(self._path(number))
+        table = read_table(self._path(number), self.key)
         if table is None:
-            self._path(number).unlink(missing_ok=True)
             raise ConfideError(f"the work file {self._path(number).name} was damaged; run again with --resume")
         return table
 
-    def _enter(self, shuffle: Shuffle) -> int:
+    def _enter(self, shuffle: Shuffle, doubled: Later) -> int:
         """Enter what is to be compared, and add up what was noted. Out: how many private units there are."""
         units = 0
         for number in range(self.chunks):
@@ -307,22 +336,29 @@ class _Work:
             self.counts["bad rows"] += len(notes["bad"])
             for name in ("largest group", "most units"):
                 self.counts[name] = max(self.counts[name], notes[name])
+            places = doubled.of(number)
+            if places:
+                table = self._without_doubles(number, table, places)
             units += enter(shuffle, table, number)
         return units
 
-    def _without(self, table: pa.Table, doubled: Marked, dropped: Marked) -> pa.Table:
-        """Leave out public duplicates, and documents whose id an earlier one has."""
-        if doubled:
-            rows = {table["row"][place].as_py() for place in doubled}
-            name = table.schema.metadata[b"name"].decode()
-            self._stop_at_bad([Bad(name, row, "an earlier row has the same id") for row in sorted(rows)])
-            self.counts["bad rows"] += len(rows)
+    def _without_doubles(self, number: int, table: pa.Table, places: Marked) -> pa.Table:
+        """Leave out documents whose id an earlier one has, for good."""
+        rows = sorted({table["row"][place].as_py() for place in places})
+        name = table.schema.metadata[b"name"].decode()
+        self._stop_at_bad([Bad(name, row, "an earlier row has the same id") for row in rows])
+        self.counts["bad rows"] += len(rows)
+        self.counts["documents"] -= len(rows)
+        table = table.filter(pa.array(~np.isin(table["row"].to_numpy(), rows)))
+        write_table(self._path(number), table, self.key)
+        return table
+
+    def _without(self, table: pa.Table, dropped: Marked) -> pa.Table:
+        """Leave out public duplicates."""
+        self.counts["public duplicates"] += len(dropped)
         keep = np.ones(len(table), dtype=bool)
         keep[list(dropped)] = False
-        self.counts["public duplicates"] += len(dropped)
-        if doubled:
-            keep &= ~np.isin(table["row"].to_numpy(), list(rows))
-        return table if keep.all() else table.filter(pa.array(keep))
+        return table.filter(pa.array(keep)) if dropped else table
 
     def _masked(self, table: pa.Table, marked: Marked) -> pa.Table:
         """Put a mask in the place of private duplicates; every record keeps its place."""
@@ -342,14 +378,15 @@ class _Work:
 
     def _digest(self, table: pa.Table) -> int:
         """The sum of keyed digests of all records: equal for equal contents, in whatever order and files they lie."""
-        columns = [table[name].to_pylist() for name in ("id", "group", "text", "raw")]
+        columns = [table[name].to_pylist() for name in ("id", "group", "text", "raw", "turns")]
+        columns.append(pc.list_value_length(table["spans"]).to_pylist())
         key, total = self.key, 0
-        for name, group, text, raw in zip(*columns, strict=True):
-            content = f"{len(name)} {len(group)} {len(text)} {raw is None} {name}{group}{text}{raw}"
+        for name, group, text, raw, turns, spans in zip(*columns, strict=True):
+            content = f"{len(name)} {len(group)} {len(text)} {spans} {turns} {raw is None} {name}{group}{text}{raw}"
             total += int.from_bytes(blake2b(content.encode(), digest_size=32, key=key).digest(), "big")
         return total
 
 
 def _size(chunk: Chunk | CanaryChunk) -> int:
-    payload = getattr(chunk, "payload", b"")
+    payload = chunk.payload
     return len(payload) if isinstance(payload, bytes) else sum(len(value) for row in payload for value in row)

@@ -55,8 +55,16 @@ def _places(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.i
     return records, np.arange(len(records)) - starts
 
 
+def enter_ids(shuffle: Shuffle, table: pa.Table, chunk: int) -> None:
+    """Enter the ids of a chunk's documents, where they come from the data; one entry a document."""
+    identities = table["identity"].combine_chunks()
+    if len(table) and identities.null_count == 0:
+        first = np.flatnonzero(np.diff(table["row"].to_numpy(), prepend=-1))
+        shuffle.add(IDENTITY, _rows(identities, np.uint8, DIGEST)[first], slots(chunk, first, np.zeros_like(first)))
+
+
 def enter(shuffle: Shuffle, table: pa.Table, chunk: int) -> int:
-    """Enter a chunk's digests, ids and signatures. Out: how many private units it has."""
+    """Enter a chunk's digests and signatures. Out: how many private units it has."""
     private = table["private"].to_numpy(zero_copy_only=False)
     digests = table["digests"].combine_chunks()
     lengths = np.diff(digests.offsets.to_numpy()).astype(np.int64)
@@ -64,10 +72,6 @@ def enter(shuffle: Shuffle, table: pa.Table, chunk: int) -> int:
     records, units = _places(lengths)
     where, mine = slots(chunk, records, units), private[records]
     shuffle.add(PUBLIC, flat[~mine], where[~mine])
-    identities = table["identity"].combine_chunks()
-    if len(table) and identities.null_count == 0:
-        first = np.flatnonzero(np.diff(table["row"].to_numpy(), prepend=-1))  # one entry a document
-        shuffle.add(IDENTITY, _rows(identities, np.uint8, DIGEST)[first], slots(chunk, first, np.zeros_like(first)))
     signatures = table["signature"].combine_chunks()
     signed = np.flatnonzero(signatures.is_valid().to_numpy(zero_copy_only=False))
     if len(signed):

@@ -127,14 +127,16 @@ def units_of(record: Record, unit: str) -> list[Span]:
 
 
 def locate(record: Record, parts: Sequence[Record]) -> list[Span]:
-    """Where the words of each part lie in the record that it was split from."""
-    spans = []
-    place = 0
+    """Where the words of each part lie in the record that it was split from; of a chat, never in the name of a role."""
+    pieces = [(turn.start, turn.end) for turn in record.turns] or [(0, len(record.text))]
+    spans: list[Span] = []
+    low, high = pieces.pop(0)
     for part in parts:
         words = part.text[part.turns[0].start : part.turns[-1].end] if part.turns else part.text
-        place = record.text.index(words, place)
-        spans.append((place, place + len(words)))
-        place += len(words)
+        while (place := record.text.find(words, low, high)) < 0:
+            low, high = pieces.pop(0)
+        low = place + len(words)
+        spans.append((place, low))
     return spans
 
 
