@@ -330,7 +330,6 @@ def test_screen_says_loudly_what_is_missing(capsys, chats, tmp_path):
         (["CHATS", "--policy", "digits", "--cluster", "?"], "--cluster is `auto`"),
         (["CHATS", "--policy", "digits", "--unit", "letter"], "--unit must be one of document, turn, sentence"),
         (["CHATS", "--policy", "digits", "--show", "-1"], "--show"),
-        (["CHATS", "--policy", "digits", "-o", "."], "name a new folder"),
     ],
 )
 def test_screening_mistakes_are_one_line_and_leave_nothing(capsys, chats, tmp_path, arguments, reason):
@@ -385,3 +384,10 @@ def test_an_interrupt_is_said(capsys, chats, tmp_path, monkeypatch):
     code, _, err = run(capsys, "screen", str(chats), "--policy", "digits", "-o", str(tmp_path / "out"), "--json")
     assert code == 130
     assert "interrupted; go on with --resume" in err
+
+
+@pytest.mark.parametrize("out", [".", "/", ""])
+def test_the_output_is_a_new_folder(capsys, chats, out):
+    code, _, err = run(capsys, "screen", str(chats), "--policy", "digits", "-o", out)
+    assert code == 2
+    assert "name a new folder with -o" in err

@@ -340,21 +340,18 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         result = app(arguments or ["--help"], prog_name="confide", standalone_mode=False)
         code = result if isinstance(result, int) else 0
+        message = "interrupted; go on with --resume, if the command has it" if code == 130 else ""
         sys.stdout.flush()
     except ConfideError as error:
         code, message = error.exit_code, str(error)
         if isinstance(error, Contradiction):
             more["holds"] = False
-    except KeyboardInterrupt:
-        code, message = 130, "interrupted; go on with --resume, if the command has it"
     except OSError as error:
         code, message = 1, f"cannot write the answer: {error.strerror}"
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (what is left in the buffer cannot be written either)
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's own usage errors
             code, message = getattr(error, "exit_code", 2), str(error.format_message())
-        elif type(error).__name__ == "Abort":
-            code, message = 130, "interrupted; go on with --resume, if the command has it"
         elif os.environ.get("CONFIDE_DEBUG"):
             raise
         else:  # the message may quote private text

@@ -112,10 +112,12 @@ def _resolve(item: str) -> tuple[Any, list[str]]:
 
 
 def _below(filesystem: Any, folder: str, shown: str) -> list[str]:
-    """The files below a folder but hidden ones; of a saved data set only its data files."""
+    """The files below a folder but hidden and screened ones; of a saved data set only its data files."""
     paths = sorted(filesystem.find(folder))
     hidden = re.compile(r"/[._][^/]*")
     paths = [path for path in paths if not hidden.search(path[len(folder.rstrip("/")) :])]
+    for marker in [path for path in paths if path.endswith("/SENSITIVE")]:
+        paths = [path for path in paths if not path.startswith(marker.removesuffix("SENSITIVE"))]
     for marker in [path for path in paths if path.endswith("/dataset_dict.json")]:
         home = shown.rstrip("/") + marker[len(folder.rstrip("/")) :].removesuffix("dataset_dict.json")
         splits = _json(filesystem, marker).get("splits")

@@ -148,7 +148,7 @@ def test_the_pipeline_does_what_the_oracle_does(screened, policy, records, order
         [as_text(record) for record in records], name, order=order, dedup="exact", dedup_unit="turn"
     )
     assert whole(as_oracle(private)) == whole(oracle.screen(records, found, order))
-    assert manifest["k"]["missed"] == (3 if order == "redact-dedup" else 2)
+    assert manifest["k"]["missed"] == 5  # a function of the user's may look at both units
 
 
 @few
@@ -273,7 +273,7 @@ def test_the_papers_order_never_moves_records_between_the_parts(screened):
     """A duplicate unit makes its record private in that order, so that only a wholly private corpus is stable."""
     units = {"order": "dedup-redact", "dedup": "exact", "dedup_unit": "turn"}
     for options in (units, {**units, "unit": "turn", "dedup_unit": None, "context": "group"}):
-        with pytest.raises(BadInput, match="conservative everything|default order only"):
+        with pytest.raises(BadInput, match=r"conservative everything|default order only"):
             screened(["call x\n555", "call x\nhello"], "digits", conservative="digits", **options)
     with pytest.raises(BadInput, match="canaries with coins go with the default order"):
         screened(["a"], "digits", canaries="audit", **units)

@@ -159,7 +159,7 @@ POLICIES = {
 def test_masking_what_was_found_changes_nothing(tmp_path_factory, text, which, seed):
     """guarantees §9.2 for every policy that claims to be mask-consistent: t(s) = t(s[c→MARK]) for each maximal span c."""
     path = tmp_path_factory.getbasetemp() / "known.txt"
-    path.write_text("ada pine\npine 555\no'zq\n1 me\nwill\nme\n田\n\u00dfo\n")
+    path.write_text("ada pine\npine 555\no'zq\n1 me\nwill\nme\n田中\n\u00dfo\n")
     spec = POLICIES[which].replace("KNOWN", str(path))
     policy = load(spec.removesuffix(")") + f", {seed})" if spec.startswith("miss") else spec)
     assert policy.consistency in ("local", "alone")

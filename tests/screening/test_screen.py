@@ -269,12 +269,10 @@ def test_a_given_key_is_not_taken_for_a_secret_one(corpus, tmp_path):
 
 
 def test_a_folder_may_hold_its_own_output(tmp_path):
+    """Screened folders are SENSITIVE, and never read as a corpus by chance."""
     (tmp_path / "a.jsonl").write_text('{"text": "hello"}\n')
-    screen(str(tmp_path), "digits", tmp_path / "out")
-    (tmp_path / "b.partial").mkdir()
-    (tmp_path / "b.partial" / "note.txt").write_text("left over")
-    with pytest.raises(BadInput, match="did not end"):
-        screen(str(tmp_path), "digits", tmp_path / "b")
+    for name in ("one", "two"):
+        assert screen(str(tmp_path), "digits", tmp_path / name).manifest["records"] == 1
 
 
 def test_whole_documents_go_one_way_with_group_context(tmp_path):

@@ -114,15 +114,15 @@ class Screener:
         place: int,
     ) -> Iterable[tuple[Treated, Record]]:
         """What becomes of each record of a document."""
+        canary = planted.get(document.id)
+        if canary and not canary.present:
+            document, *records = (hide(record, canary.secret) for record in (document, *records))
         given = self._dialogue(document, records) if self.options.reads_groups else None
         flagged = False
         if given is not None:
             flagged = any(given) or MARK in document.text
             flagged = flagged or self.conservative is None or bool(self.conservative.find(document.text))
-        canary = planted.get(document.id)
         for i, record in enumerate(records):
-            if canary and not canary.present:
-                record = hide(record, canary.secret)
             original, units = record, self._units(record)
             before = units or [(0, len(record.text))]
             if place + i in duplicates:

@@ -107,11 +107,7 @@ def screen(
     if found.whole_group or conservative.whole_group:
         options = replace(options, context="group").checked()
     out = Path(out)
-    files = [
-        file
-        for file in readers.sources([corpus] if isinstance(corpus, str) else list(corpus))
-        if not _within(file, out)
-    ]
+    files = readers.sources([corpus] if isinstance(corpus, str) else list(corpus))
     if key is not None and not 16 <= len(key) <= 64:
         raise BadInput("the key of the digests has 16 to 64 bytes")
     given_key = key is not None
@@ -139,12 +135,6 @@ def _disk(out: Path) -> Iterator[None]:
         raise ConfideError(
             f"cannot write {out}: {reason}; what is done is kept in {out}.partial: go on with --resume"
         ) from None
-
-
-def _within(file: Source, out: Path) -> bool:
-    """Whether a file of the corpus lies in the folder that is being written."""
-    mine = (out.absolute(), out.absolute().with_name(out.name + ".partial")) if out.name else ()
-    return any(Path(file.path).is_relative_to(folder) for folder in mine)
 
 
 def _workers(files: Sequence[Source]) -> int:
