@@ -199,11 +199,12 @@ def show_verified(console: Console, certificate: dict[str, Any], ledger_length: 
 
 def show_screened(console: Console, manifest: dict[str, Any], folder: object) -> None:
     """The counts of a screening, and the stability that the certificate will rest on."""
-    unit = manifest["unit"]
+    records = _count(manifest["records"], manifest["unit"])
+    if manifest["records"] != manifest["documents"]:
+        records = f"{_count(manifest['documents'], 'document')}, {records}"
     say(
         console,
-        f"[bold]{_count(manifest['documents'], 'document')}[/], [bold]{_count(manifest['records'], unit)}[/]: "
-        f"[green]{manifest['public']:,} public[/], [yellow]{manifest['private']:,} private[/]",
+        f"[bold]{records}[/]: [green]{manifest['public']:,} public[/], [yellow]{manifest['private']:,} private[/]",
     )
     findings = sorted(manifest["findings"].items(), key=lambda pair: -pair[1])
     if findings:

@@ -31,7 +31,8 @@ class Policy:
     that was caught (guarantees §3):
 
     * "local": whether a span is a finding depends on its own characters alone, and on whether the characters beside it
-      are letters or digits. Masking one finding never changes another, alone or in any union.
+      are letters or digits, where the mark counts as one. Masking a maximal run of findings never changes another, alone or in
+      any union of local policies.
     * "alone": the same holds for the whole of this policy's findings, but not in a union with other policies.
     * "none": masking a secret may change what else is found. The guarantee for missed secrets then covers caught ones.
     """
