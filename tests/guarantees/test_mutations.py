@@ -182,8 +182,8 @@ MISTAKES = {
     ),
     "dedup that compares before redaction": (
         "screening/batches.py",
-        "self._digests(treated.text, treated.units) if compared else None",
-        "self._digests(record.text, [(0, len(record.text))]) if compared else None",
+        "self._digests(treated.text, treated.units) if self._compared[private] else None",
+        "self._digests(record.text, [(0, len(record.text))]) if self._compared[private] else None",
         "guarantees/test_devil_in_the_details.py::test_one_mask_for_duplicates_and_secrets_alike",
     ),
     "duplicates that lose their slot": (
@@ -206,8 +206,8 @@ MISTAKES = {
     ),
     "a finding cut at a turn's border": (
         "screening/treatment.py",
-        'or policy.consistency == "none":',
-        "or True:",
+        'if policy.consistency == "none":',
+        "if True:",
         "guarantees/test_devil_in_the_details.py::test_a_finding_never_reaches_across_the_turns_of_a_chat",
     ),
     "a Bloom filter whose candidates are not verified": (

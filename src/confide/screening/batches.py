@@ -63,6 +63,12 @@ class Screener:
         self.options, self.key = options, key  # the key of all digests is secret
         self.policy = load(options.policy)
         self.conservative: Policy | None = None if options.conservative == "everything" else load(options.conservative)
+        redact_first = options.order == "redact-dedup"
+        self._compared = {
+            True: redact_first and options.dedup != "off",
+            False: redact_first and options.public_dedup == "exact",
+        }
+        self._simple = not (options.reads_groups or options.dedup_unit or options.order == "dedup-redact")
 
     def raw_digests(self, chunk: Chunk | CanaryChunk) -> list[list[bytes]]:
         """The digests of each record's units before redaction: what the paper's order compares."""
@@ -93,7 +99,13 @@ class Screener:
             identity = self.digest(row.record.id) if chunk.ids_given else None
             largest = max(largest, len(records))
             characters += len(row.record.text)
-            for treated, record in self._document(row.record, records, planted, duplicates, len(out)):
+            if self._simple and not planted:
+                pairs: Iterable[tuple[Treated, Record]] = [
+                    (treat(r, self.policy, self.conservative), r) for r in records
+                ]
+            else:
+                pairs = self._document(row.record, records, planted, duplicates, len(out))
+            for treated, record in pairs:
                 out.append(self._row(treated, record, row.row, identity))
                 most = max(most, len(treated.units))
                 kinds += [finding.type for finding in treated.findings]
@@ -164,9 +176,6 @@ class Screener:
     def _row(self, treated: Treated, record: Record, row: int, identity: bytes | None) -> tuple[Any, ...]:
         """A row of the batch, in the order of the schema."""
         options, private = self.options, treated.private
-        compared = options.order == "redact-dedup" and (
-            options.dedup != "off" if private else options.public_dedup == "exact"
-        )
         return (
             record.id,
             treated.text,
@@ -178,7 +187,7 @@ class Screener:
             row,
             identity,
             treated.units if options.dedup_unit else None,
-            self._digests(treated.text, treated.units) if compared else None,
+            self._digests(treated.text, treated.units) if self._compared[private] else None,
             signature(treated.text) if options.public_dedup == "near" and not private else None,
         )
 

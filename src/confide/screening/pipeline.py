@@ -181,7 +181,7 @@ class _Work:
 
     def __init__(self, folder: Path, files: Sequence[Source], options: Options, key: bytes, tick: Tick) -> None:
         self.folder, self.files, self.options, self.key, self.tick = folder, files, options, key, tick
-        self.chunks = 0
+        self.chunks, self.ids_given = 0, False
         self.counts: Counter[str] = Counter()
         self.bloom_delta = 0.0
         self.planted = self._canaries()
@@ -222,6 +222,7 @@ class _Work:
         def jobs() -> Iterator[Job]:
             for chunk in self._chunks():
                 self.chunks = chunk.number + 1
+                self.ids_given |= chunk.ids_given
                 mine = duplicates.of(chunk.number) if duplicates else None
                 if self._is_done(chunk):
                     self.tick(_size(chunk))
@@ -285,7 +286,7 @@ class _Work:
         """Deduplicate what was screened and write both parts. Out: the manifest."""
         public, private = Parts(self.folder, "public"), Parts(self.folder, "private")
         with Shuffle(self._fresh("dedup")) as shuffle:
-            for number in range(self.chunks):
+            for number in range(self.chunks if self.ids_given else 0):
                 enter_ids(shuffle, self._read(number), number)
             units = self._enter(shuffle, Later(shuffle.later_copies(IDENTITY)))
             redact_first = units and self.options.order == "redact-dedup"
@@ -294,7 +295,7 @@ class _Work:
             dropped = Later(shuffle.near_copies() if near else shuffle.later_copies(PUBLIC))
             total = 0
             for number in range(self.chunks):
-                table = self._masked(self._read(number), masked.of(number))
+                table = self._masked(self._read(number, checked=True), masked.of(number))
                 table = self._without(table, dropped.of(number))
                 flags = table["private"].combine_chunks()
                 public.write(table.filter(pc.invert(flags)))
@@ -310,8 +311,8 @@ class _Work:
         facts = (self.options, policy, conservative, self.counts, bloom)
         return manifest(*facts, public.records, private.records, digest, self.planted[0] if self.planted else None)
 
-    def _read(self, number: int) -> pa.Table:
-        table = read_table(self._path(number), self.key)
+    def _read(self, number: int, checked: bool = False) -> pa.Table:
+        table = read_table(self._path(number), None if checked else self.key)
         if table is None:
             raise ConfideError(f"the work file {self._path(number).name} was damaged; run again with --resume")
         return table

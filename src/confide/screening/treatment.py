@@ -46,7 +46,9 @@ def treat(
     text = record.text
     whole = ((0, len(text)),)
     pieces = units or ([(turn.start, turn.end) for turn in record.turns] if record.turns else whole)
-    found = find(policy, text, pieces) if findings is None else findings
+    found = findings
+    if found is None:
+        found = policy.find(text) if pieces is whole else find(policy, text, pieces)
     masked = MARK in text
     private = masked or bool(found) or conservative is None or bool(conservative.find(text))
     if not found and not masked:
@@ -68,7 +70,7 @@ def find(policy: Policy, text: str, pieces: Sequence[Span]) -> list[Finding]:
     *Formal guarantees.* A policy that claims to be mask-consistent sees each piece alone, so that no finding is cut at a
     border, where masking one side of it could change the other.
     """
-    if (len(pieces) == 1 and pieces[0] == (0, len(text))) or policy.consistency == "none":
+    if policy.consistency == "none":
         return policy.find(text)
     return [
         finding._replace(start=finding.start + low, end=finding.end + low)
