@@ -23,7 +23,7 @@ from .near import signature
 from .options import Options
 from .treatment import Span, Treated, blank, locate, treat, units_of
 
-DIGEST = 16  # bytes of a keyed digest
+DIGEST, CONTENT = 16, 32  # bytes of keyed digests
 _SPAN = pa.struct([("start", pa.int32()), ("end", pa.int32())])
 SCHEMA = pa.schema(
     [
@@ -52,6 +52,7 @@ SCHEMA = pa.schema(
         ("units", pa.list_(_SPAN)),  # what dedup compares; null: the whole record
         ("digests", pa.list_(pa.binary(DIGEST))),  # of the units, where dedup looks at them
         ("signature", pa.list_(pa.uint32())),  # of public records, for near-duplicates
+        ("content", pa.binary(CONTENT)),  # keyed digest of all that is written of the record
     ]
 )
 
@@ -176,19 +177,21 @@ class Screener:
     def _row(self, treated: Treated, record: Record, row: int, identity: bytes | None) -> tuple[Any, ...]:
         """A row of the batch, in the order of the schema."""
         options, private = self.options, treated.private
+        raw = render(record.text) if private else None
+        findings = _rendered(treated.findings, record.text) if private else None
+        screened = Record(record.id, treated.text, record.group, treated.turns)
         return (
-            record.id,
-            treated.text,
-            record.group,
+            *screened[:3],
             treated.turns or None,
             private,
-            render(record.text) if private else None,
-            _rendered(treated.findings, record.text) if private else None,
+            raw,
+            findings,
             row,
             identity,
             treated.units if options.dedup_unit else None,
             self._digests(treated.text, treated.units) if self._compared[private] else None,
             signature(treated.text) if options.public_dedup == "near" and not private else None,
+            content_digest(self.key, screened, raw, len(findings or ())),
         )
 
 
@@ -202,6 +205,13 @@ def no_collection() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
+
+
+def content_digest(key: bytes, record: Record, raw: str | None, findings: int) -> bytes:
+    """A keyed digest of a screened record: its id, group, text and turns, and how it came about."""
+    name, text, group, turns = record
+    content = f"{len(name)} {len(group)} {len(text)} {findings} {turns} {raw is None} {name}{group}{text}{raw}"
+    return blake2b(content.encode(), digest_size=CONTENT, key=key).digest()
 
 
 def notes_of(table: pa.Table) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from ..errors import BadInput, ConfideError
 from ..policies import Policy, load
 from ..readers import Source
 from ..records import MASK, Bad, Chunk, Record, Turn
-from .batches import DIGEST, notes_of
+from .batches import DIGEST, content_digest, notes_of
 from .canaries import CanaryChunk, canary_chunk, parse_canaries, plant
 from .dedup import Bloom, Shuffle, bloom_copies, verified_copies
 from .executors import Executor, Job, executor
@@ -300,7 +300,7 @@ class _Work:
                 flags = table["private"].combine_chunks()
                 public.write(table.filter(pc.invert(flags)))
                 private.write(table.filter(flags))
-                total += self._digest(table)
+                total += _total(table)
                 self.counts["mask-only"] += pc.sum(pc.and_(flags, pc.equal(table["text"], MASK))).as_py() or 0
         public.finish()
         private.finish()
@@ -355,27 +355,27 @@ class _Work:
         """Put a mask in the place of private duplicates; every record keeps its place."""
         if not marked:
             return table
-        texts, turns = table["text"].to_pylist(), table["turns"].to_pylist()
+        changed = {name: table[name].to_pylist() for name in ("text", "turns", "content")}
         for place, which in marked.items():
-            record = Record("", texts[place], "", tuple(Turn(**turn) for turn in turns[place] or ()))
-            units = table["units"][place].as_py() or [{"start": 0, "end": len(record.text)}]
-            record, _ = blank(record, [(unit["start"], unit["end"]) for unit in units], which, MASK)
-            texts[place], turns[place] = record.text, [turn._asdict() for turn in record.turns] or None
+            row = {
+                name: table[name][place].as_py() for name in ("id", "group", "text", "turns", "raw", "spans", "units")
+            }
+            turns = tuple(Turn(**turn) for turn in row["turns"] or ())
+            units = [(unit["start"], unit["end"]) for unit in row["units"] or [{"start": 0, "end": len(row["text"])}]]
+            record, _ = blank(Record(row["id"], row["text"], row["group"], turns), units, which, MASK)
+            changed["text"][place] = record.text
+            changed["turns"][place] = [turn._asdict() for turn in record.turns] or None
+            changed["content"][place] = content_digest(self.key, record, row["raw"], len(row["spans"]))
             self.counts["private duplicates"] += len(which)
-        for name, values in (("text", texts), ("turns", turns)):
+        for name, values in changed.items():
             at = table.schema.get_field_index(name)
             table = table.set_column(at, table.schema.field(at), pa.array(values, table.schema.field(at).type))
         return table
 
-    def _digest(self, table: pa.Table) -> int:
-        """The sum of keyed digests of all records: equal for equal contents, in whatever order and files they lie."""
-        columns = [table[name].to_pylist() for name in ("id", "group", "text", "raw", "turns")]
-        columns.append(pc.list_value_length(table["spans"]).to_pylist())
-        key, total = self.key, 0
-        for name, group, text, raw, turns, spans in zip(*columns, strict=True):
-            content = f"{len(name)} {len(group)} {len(text)} {spans} {turns} {raw is None} {name}{group}{text}{raw}"
-            total += int.from_bytes(blake2b(content.encode(), digest_size=32, key=key).digest(), "big")
-        return total
+
+def _total(table: pa.Table) -> int:
+    """The sum of the records' digests: equal for equal contents, in whatever order and files they lie."""
+    return sum(int.from_bytes(digest, "big") for digest in table["content"].to_pylist())
 
 
 def _size(chunk: Chunk | CanaryChunk) -> int:
