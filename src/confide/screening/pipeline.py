@@ -356,16 +356,16 @@ class _Work:
         if not marked:
             return table
         changed = {name: table[name].to_pylist() for name in ("text", "turns", "content")}
-        for place, which in marked.items():
-            row = {
-                name: table[name][place].as_py() for name in ("id", "group", "text", "turns", "raw", "spans", "units")
-            }
+        mine = table.take(list(marked))
+        findings = pc.list_value_length(mine["spans"]).to_pylist()
+        rows = mine.select(["id", "group", "text", "turns", "raw", "units"]).to_pylist()
+        for (place, which), row, count in zip(marked.items(), rows, findings, strict=True):
             turns = tuple(Turn(**turn) for turn in row["turns"] or ())
-            units = [(unit["start"], unit["end"]) for unit in row["units"] or [{"start": 0, "end": len(row["text"])}]]
+            units = [(unit["start"], unit["end"]) for unit in row["units"] or ()] or [(0, len(row["text"]))]
             record, _ = blank(Record(row["id"], row["text"], row["group"], turns), units, which, MASK)
             changed["text"][place] = record.text
             changed["turns"][place] = [turn._asdict() for turn in record.turns] or None
-            changed["content"][place] = content_digest(self.key, record, row["raw"], len(row["spans"]))
+            changed["content"][place] = content_digest(self.key, record, row["raw"], count)
             self.counts["private duplicates"] += len(which)
         for name, values in changed.items():
             at = table.schema.get_field_index(name)
