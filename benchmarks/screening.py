@@ -233,7 +233,7 @@ def parallel(count: int, cluster: bool) -> Numbers:
 
         def seconds(**options: Any) -> float:
             corpus, out = str(folder / "corpus.jsonl"), lambda: folder / f"out{next(numbers)}"
-            return best(lambda: screen(corpus, "low-entity", out(), chunk=1 << 16, **options), 2)
+            return best(lambda: screen(corpus, "low-entity", out(), chunk=1 << 15, **options), 1)
 
         one, two = seconds(workers=1), seconds(workers=2)
         found = {"two processes: times as fast as one": one / two}
@@ -273,7 +273,7 @@ def main() -> None:
         "known": lambda: known_lists(500 if quick else 3000),
         "whole screening": lambda: whole_screen(500 if quick else 12_000),
         "memory": lambda: memory((0.01, 0.04) if quick else (0.5, 1, 2, 4)),
-        "parallel": lambda: parallel(150 if quick else 3000, cluster=not quick),
+        "parallel": lambda: parallel(150 if quick else 1500, cluster=not quick),
     }
     found = {name: part() for name, part in parts.items() if given.only in (None, name)}
     found["this process"] = {"peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
