@@ -188,8 +188,8 @@ MISTAKES = {
     ),
     "duplicates that lose their slot": (
         "screening/pipeline.py",
-        "keep[list(dropped)] = False",
-        'keep[list(dropped)] = False\n        keep[[text == MASK for text in table["text"].to_pylist()]] = False',
+        "return table.filter(pa.array(keep)) if dropped else table",
+        'return table.filter(pc.not_equal(table["text"], MASK))',
         "screening/test_screen.py::test_duplicates_keep_their_slots",
     ),
     "several units that count as one": (
