@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from confide import readers
+from confide.experiments.customersim import dialogues, people
 from confide.policies import Finding
 from confide.records import Record, Row
 from confide.screening import screen
@@ -85,3 +86,13 @@ def elsewhere():
         return [[Finding(*finding) for finding in findings] for findings in json.loads(done.stdout)]
 
     return find
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """A file of 120 simulated dialogues."""
+    path = tmp_path_factory.mktemp("corpus") / "chats.jsonl"
+    with open(path, "w") as file:
+        for dialogue in dialogues(120, crowd=people(0, 60)):
+            file.write(json.dumps({"id": dialogue.id, "text": dialogue.text}) + "\n")
+    return path

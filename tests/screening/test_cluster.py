@@ -1,6 +1,5 @@
 """The same command on a Ray cluster of two nodes, here both on the loopback interface: same bytes, and no record lost."""
 
-import json
 import os
 import signal
 import socket
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from confide.errors import BadInput
-from confide.experiments.customersim import dialogues, people
 from confide.screening import screen
 
 KEY = b"k" * 32
@@ -79,15 +77,6 @@ def _wait_for(address, seconds=60):
         except OSError:
             time.sleep(0.2)
     raise AssertionError("the cluster did not start")
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    path = tmp_path_factory.mktemp("corpus") / "chats.jsonl"
-    with open(path, "w") as file:
-        for dialogue in dialogues(200, crowd=people(0, 60)):
-            file.write(json.dumps({"id": dialogue.id, "text": dialogue.text}) + "\n")
-    return path
 
 
 def test_two_nodes_write_the_same_as_one_process(cluster, corpus, tmp_path):

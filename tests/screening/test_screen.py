@@ -25,15 +25,6 @@ from confide.screening import Screened, screen
 KEY = b"k" * 32
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    path = tmp_path_factory.mktemp("corpus") / "chats.jsonl"
-    with open(path, "w") as file:
-        for dialogue in dialogues(120, crowd=people(0, 60)):
-            file.write(json.dumps({"id": dialogue.id, "text": dialogue.text}) + "\n")
-    return path
-
-
 def rows(screened, part, *columns):
     return [row for batch in screened.batches(part, columns) for row in batch.to_pylist()]
 
