@@ -1,0 +1,15 @@
+"""Private gradients: clipping, sampling, noise, and the plan that couples them. Needs the extra `confide[train]`."""
+
+from ..errors import ConfideError
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError:
+    raise ConfideError("private training needs torch; install it with: pip install 'confide[train]'") from None
+
+from .engine import PrivateGradients
+from .memory import keep_memory
+from .plan import Plan, Step
+from .rules import Elementwise, Measured, Rule, Use, register
+
+__all__ = ["Elementwise", "Measured", "Plan", "PrivateGradients", "Rule", "Step", "Use", "keep_memory", "register"]

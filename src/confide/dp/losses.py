@@ -1,0 +1,97 @@
+"""One loss per record, from a model and a batch: the sum or the mean over the record's own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import BadInput
+from .rules.base import single
+
+Inputs = Mapping[str, Any]
+Loss = Callable[[nn.Module, Inputs], Tensor]
+IGNORED = -100  # the label of a position without a target
+REDUCTIONS = ("mean", "sum")
+
+
+def targets(inputs: Inputs, task: str) -> Tensor:
+    """The label that each position predicts: its own, or in a causal model that of the next position."""
+    labels = inputs.get("labels")
+    if not isinstance(labels, Tensor):
+        raise BadInput(f"task {task!r} needs 'labels' in the batch; {IGNORED} marks positions that are no target")
+    if task == "causal":
+        return F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    return labels
+
+
+def token_weights(goals: Tensor, reduction: str) -> Tensor:
+    """What each position's loss counts for: 1 or one over the record's number of targets; 0 where there is none.
+
+    *Formal guarantees.* The weights of a record depend on that record alone. A record without a target has weights 0.
+    """
+    valid = goals != IGNORED
+    if reduction == "sum":
+        return valid.double()
+    return valid / valid.sum(1, keepdim=True).clamp_min(1).double()
+
+
+def built_in(task: str, reduction: str) -> Loss:
+    """The loss of a task: `causal` and `masked` language models over tokens, `classify` over a label per record."""
+
+    def tokens(model: nn.Module, inputs: Inputs) -> Tensor:
+        goals = targets(inputs, task)
+        logits = model(**without_labels(inputs)).logits
+        each = F.cross_entropy(single(logits).flatten(0, 1), goals.flatten(), ignore_index=IGNORED, reduction="none")
+        return (each.view(goals.shape) * token_weights(goals, reduction).to(each.dtype)).sum(1)
+
+    def classes(model: nn.Module, inputs: Inputs) -> Tensor:
+        logits = model(**without_labels(inputs)).logits
+        return F.cross_entropy(single(logits), targets(inputs, task), ignore_index=IGNORED, reduction="none")
+
+    losses: dict[str, Loss] = {"causal": tokens, "masked": tokens, "classify": classes}
+    if task not in losses:
+        raise BadInput(f"task must be one of {', '.join(losses)}, got {task!r}; or give a loss function to accumulate()")
+    if reduction not in REDUCTIONS:
+        raise BadInput(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+    return losses[task]
+
+
+def without_labels(inputs: Inputs) -> dict[str, Any]:
+    return {name: value for name, value in inputs.items() if name != "labels"}
+
+
+def rows(inputs: Inputs, chosen: slice | Tensor, examples: int) -> dict[str, Any]:
+    """Some examples of a batch."""
+    return {
+        name: value[chosen] if isinstance(value, Tensor) and value.dim() and len(value) == examples else value
+        for name, value in inputs.items()
+    }
+
+
+def count(inputs: Inputs) -> int:
+    """How many examples a batch holds."""
+    if not isinstance(inputs, Mapping):
+        raise BadInput(f"a batch is a mapping of names to tensors, such as input_ids and labels; got {type(inputs).__name__}")
+    sizes = [len(value) for value in inputs.values() if isinstance(value, Tensor) and value.dim()]
+    if not sizes:
+        raise BadInput("the batch holds no tensor; leave out accumulate() for an empty batch and call release() alone")
+    if "labels" in inputs and len(inputs["labels"]) != sizes[0]:
+        raise BadInput(f"the batch has labels for {len(inputs['labels'])} examples but inputs for {sizes[0]}")
+    return sizes[0]
+
+
+def check_losses(losses: Any, examples: int) -> Tensor:
+    """Refuse anything but one loss per example."""
+    if not isinstance(losses, Tensor) or losses.shape != (examples,):
+        shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise BadInput(
+            f"the loss function must return one loss per example, shape ({examples},), got {shape}; a loss that is already "
+            "averaged over the batch cannot be clipped by example (use reduction='none' and sum over each record's tokens)"
+        )
+    if not torch.is_grad_enabled():
+        raise BadInput("the loss was computed without gradients; do not call accumulate() under torch.no_grad()")
+    return losses

@@ -1,0 +1,24 @@
+"""The C allocator's habit of handing large blocks back to the system each time they are freed, switched off."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+
+
+def keep_memory() -> bool:
+    """Let the process keep the memory it frees, instead of asking the system for fresh pages at every step.
+
+    With glibc every tensor above 32 MB is mapped anew and its pages are cleared at first touch, which costs training
+    on a CPU a seventh to a third of its time. It acts on the whole process and until its end; elsewhere than on glibc
+    nothing happens. Returns whether it took effect.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return False
+    return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, -1))

@@ -1,0 +1,243 @@
+"""Noise is Gaussian to its tails, fresh everywhere, and there exactly once. Limits have a false alarm below 1e-6."""
+
+import copy
+import math
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from confide.dp import keystream, noise
+from confide.dp.keystream import Keystream
+from confide.dp.noise import PAIRS, GaussianNoise
+from confide.errors import BadInput, Refused
+
+MANY = 10_000_019
+BLOCK = 2 * PAIRS
+Z = 5.0  # standard deviations: two-sided 5.7e-7
+
+
+@pytest.fixture(scope="module")
+def draws():
+    out = torch.empty(MANY)
+    GaussianNoise().fill_(out, 1.0)
+    return out.numpy()
+
+
+def fresh(size, std=1.0, dtype=torch.float32, source=None, **options):
+    out = torch.full((size,), math.nan, dtype=dtype)
+    (source or GaussianNoise()).fill_(out, std, **options)
+    return out.numpy()
+
+
+def uncorrelated(a, b):
+    """Neither the values nor their squares are correlated."""
+    n = min(len(a), len(b))
+    a, b = a[:n].astype(float), b[:n].astype(float)
+    return all(abs(np.mean(x * y)) < Z / math.sqrt(n) for x, y in [(a, b), ((a**2 - 1) / 2**0.5, (b**2 - 1) / 2**0.5)])
+
+
+def test_the_moments_are_those_of_the_normal_distribution(draws):
+    z = draws.astype(float)
+    assert abs(z.mean()) < Z / math.sqrt(MANY)
+    assert abs(z.var() - 1) < Z * math.sqrt(2 / MANY)
+    assert abs(np.mean(z**3)) < Z * math.sqrt(15 / MANY)
+    assert abs(np.mean(z**4) - 3) < Z * math.sqrt(96 / MANY)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_distribution_is_normal_by_kolmogorov_and_smirnov(draws, dtype):
+    sample = draws[: 2 * BLOCK] if dtype == torch.float32 else fresh(2 * BLOCK, dtype=dtype)
+    assert stats.kstest(sample, "norm").pvalue > 1e-6
+
+
+@pytest.mark.parametrize("limit", [2.0, 3.0, 4.0, 4.5, 5.0])
+def test_the_tails_have_the_normal_mass(draws, limit):
+    low, high = stats.poisson.ppf([2e-7, 1 - 2e-7], stats.norm.sf(limit) * MANY)
+    assert low <= np.count_nonzero(draws > limit) <= high
+    assert low <= np.count_nonzero(draws < -limit) <= high
+
+
+def test_small_values_have_the_normal_mass(draws):
+    for limit in (1e-2, 1e-3, 1e-4):
+        expected = (2 * stats.norm.cdf(limit) - 1) * MANY
+        low, high = stats.poisson.ppf([5e-7, 1 - 5e-7], expected)
+        assert low <= np.count_nonzero(np.abs(draws) < limit) <= high
+
+
+def test_no_draw_is_zero_infinite_or_undefined(draws):
+    assert np.isfinite(draws).all()
+    assert (draws != 0).all()
+
+
+def test_both_halves_of_a_pair_neighbours_blocks_and_fills_are_uncorrelated(draws):
+    pairs = draws[:BLOCK]
+    assert uncorrelated(pairs[:PAIRS], pairs[PAIRS:])
+    assert uncorrelated(draws[:-1], draws[1:])
+    assert uncorrelated(draws[:-BLOCK], draws[BLOCK:])
+    source = GaussianNoise()
+    assert uncorrelated(fresh(BLOCK, source=source), fresh(BLOCK, source=source))
+    assert uncorrelated(fresh(BLOCK), fresh(BLOCK))
+
+
+def test_the_radius_and_the_angle_of_a_pair_have_their_laws(draws):
+    x, y = draws[:PAIRS].astype(float), draws[PAIRS:BLOCK].astype(float)
+    assert stats.kstest(x**2 + y**2, stats.chi2(2).cdf).pvalue > 1e-6
+    assert stats.kstest(np.arctan2(y, x), stats.uniform(-math.pi, 2 * math.pi).cdf).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 17, noise.SMALL - 1, noise.SMALL + 1, BLOCK + 1, 3 * BLOCK + 5])
+def test_every_element_of_any_size_is_written_once(size, dtype):
+    out = fresh(size, dtype=dtype)
+    assert not np.isnan(out).any()
+    assert len(np.unique(out)) >= 0.98 * size
+
+
+def test_any_shape_is_filled_and_a_parameter_stays_a_leaf():
+    weight = torch.nn.Parameter(torch.zeros(3, 5, 7))
+    GaussianNoise().fill_(weight, 1.0)
+    assert (weight != 0).all()
+    assert weight.is_leaf
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("std", [1e-14, 0.37, 25.0, 1e14])
+def test_the_standard_deviation_is_the_one_asked_for(dtype, std):
+    out = fresh(BLOCK, std, dtype).astype(float) / std
+    assert abs(out.var() - 1) < Z * math.sqrt(2 / BLOCK)
+
+
+def test_two_sources_and_two_fills_differ():
+    source = GaussianNoise()
+    first, second, other = fresh(64, source=source), fresh(64, source=source), fresh(64)
+    assert not np.isin(second, first).any()
+    assert not np.isin(other, first).any()
+
+
+def test_two_lanes_never_repeat_each_other(draws):
+    heads = [tuple(draws[begin : begin + 4]) for begin in range(0, MANY - BLOCK, BLOCK)]
+    assert len(set(heads)) == len(heads)
+
+
+def test_a_forked_child_has_coins_of_its_own():
+    source = GaussianNoise()
+    fresh(64, source=source)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, fresh(64, source=source).tobytes())
+        os._exit(0)
+    os.waitpid(child, 0)
+    theirs = np.frombuffer(os.read(read, 4096), np.float32)
+    assert len(theirs) == 64
+    assert not np.isin(theirs, fresh(64, source=source)).any()
+
+
+def test_a_fork_is_noticed_even_if_the_process_number_comes_back(monkeypatch):
+    stream = Keystream(64)
+    keys = []
+    monkeypatch.setattr(keystream, "urandom", lambda count: keys.append(count) or os.urandom(count))
+    stream.take(64)
+    assert keys == []
+    monkeypatch.setattr(keystream, "_forks", keystream._forks + 1)
+    stream.take(64)
+    assert keys == [32, 16]
+
+
+def test_a_key_is_used_up(monkeypatch):
+    monkeypatch.setattr(keystream, "PER_KEY", 128)
+    stream, keys = Keystream(64), []
+    monkeypatch.setattr(keystream, "urandom", lambda count: keys.append(count) or os.urandom(count))
+    stream.take(64)
+    stream.take(64)
+    assert keys == []
+    stream.take(64)
+    assert keys == [32, 16]
+
+
+def test_the_keystream_is_aes_256_in_counter_mode(monkeypatch):
+    monkeypatch.setattr(keystream, "urandom", bytes)
+    head = Keystream(64).take(16).tobytes()
+    assert head.hex() == "dc95c078a2408989ad48a21492842087"  # NIST: AES-256 of the zero block under the zero key
+
+
+@pytest.mark.parametrize("secretive", [lambda: GaussianNoise(), lambda: Keystream(16)])
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_coins_are_not_copied_or_stored(secretive, copied):
+    with pytest.raises(Refused, match="not copied, pickled or saved"):
+        copied(secretive())
+
+
+@pytest.mark.parametrize("size", [1, 1001, 5 * BLOCK + 3])
+@pytest.mark.parametrize("world", [2, 3, 7])
+def test_shares_partition_the_tensor_so_that_noise_is_there_once(size, world):
+    shares = np.stack([fresh(size, part=(rank, world)) for rank in range(world)])
+    assert (np.count_nonzero(shares, axis=0) == 1).all()
+    if size > BLOCK:
+        assert abs(shares.sum(axis=0).var() - 1) < Z * math.sqrt(2 / size)
+
+
+@pytest.mark.parametrize("byte", [0, 255])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_coins_that_all_fall_alike_still_give_finite_noise(monkeypatch, byte, dtype):
+    monkeypatch.setattr(Keystream, "take", lambda self, count: np.full(count, byte, np.uint8))
+    out = fresh(1000, dtype=dtype)
+    assert np.isfinite(out).all()
+    if byte == 0:
+        bits = 96 if dtype == torch.float32 else 128
+        assert np.abs(out).max() == pytest.approx(math.sqrt(2 * bits * math.log(2)), rel=1e-5)
+
+
+def test_a_coin_at_the_upper_end_gives_a_small_radius_and_not_zero(monkeypatch):
+    words = np.full(64, 2**31 - 1, np.int32).view(np.uint8)
+    monkeypatch.setattr(Keystream, "take", lambda self, count: words[:count])
+    out = fresh(16)
+    assert (out != 0).all()
+    assert np.abs(out).max() < 1e-4
+
+
+@pytest.mark.parametrize("std", [0.0, -1.0, math.nan, math.inf, 1e-16, 1e16, True, "1"])
+def test_a_std_that_is_no_noise_is_refused(std):
+    with pytest.raises(BadInput, match="standard deviation"):
+        fresh(4, std)
+
+
+@pytest.mark.parametrize("out", [torch.zeros(4, dtype=torch.bfloat16), torch.zeros(4, 4).T[:2], torch.zeros(4).int()])
+def test_tensors_that_cannot_hold_the_noise_are_refused(out):
+    with pytest.raises(BadInput, match="contiguous float32 or float64"):
+        GaussianNoise().fill_(out, 1.0)
+
+
+@pytest.mark.parametrize("part", [(1, 1), (-1, 2), (0, 0), (0,), (0.0, 1), None])
+def test_a_share_that_does_not_exist_is_refused(part):
+    with pytest.raises(BadInput, match="rank"):
+        fresh(4, part=part)
+
+
+def test_filling_leaves_torchs_number_of_threads_alone():
+    before = torch.get_num_threads()
+    fresh(BLOCK)
+    assert torch.get_num_threads() == before
+
+
+def test_lanes_that_were_interrupted_are_never_used_again():
+    source = GaussianNoise()
+    fresh(BLOCK, source=source)
+    before = source._lanes[torch.float32]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(noise._Lane, "fill", lambda *_: [][0])
+        with pytest.raises(IndexError):
+            fresh(BLOCK, source=source)
+    assert not np.isnan(fresh(BLOCK, source=source)).any()
+    assert not set(map(id, before)) & set(map(id, source._lanes[torch.float32]))
+
+
+def test_noise_first_drawn_in_inference_mode_can_be_drawn_outside_of_it():
+    source = GaussianNoise()
+    with torch.inference_mode():
+        fresh(8, source=source)
+    assert not np.isnan(fresh(8, source=source)).any()

@@ -1,0 +1,286 @@
+"""Every rule against a loop over single examples."""
+
+import pytest
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from confide.dp import Elementwise, Plan, PrivateGradients, register
+from confide.dp.rules import linear
+from confide.errors import Refused
+
+EXACT = {torch.float32: 1e-5, torch.float64: 1e-9}
+
+
+class Net(nn.Module):
+    """Any layer between a random projection of the input and a loss that uses every output."""
+
+    def __init__(self, layer, **how):
+        super().__init__()
+        self.layer, self.how = layer, how
+
+    def forward(self, x):
+        return self.layer(x, **self.how)
+
+
+def loss(model, batch):
+    out = model(batch["x"])
+    target = torch.sin(torch.arange(out[0].numel(), dtype=out.dtype)).view(out.shape[1:])
+    return (out - target).square().flatten(1).mean(1)
+
+
+class Tied(nn.Module):
+    """An embedding, something in between, and a head with the same matrix."""
+
+    def __init__(self, words=11, features=6, bias=False, padding=None):
+        super().__init__()
+        self.table = nn.Embedding(words, features, padding_idx=padding)
+        self.between = nn.Linear(features, features)
+        self.head = nn.Linear(features, words, bias=bias)
+        self.head.weight = self.table.weight
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.between(self.table(x))))
+
+
+class Twice(nn.Module):
+    """One layer used twice, the second time on fewer positions."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        first = self.layer(x)
+        return torch.cat([first, self.layer(torch.tanh(first[:, 1:]))], 1)
+
+
+class TwoTables(nn.Module):
+    """Two embeddings with one matrix, as in encoder and decoder."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Embedding(11, 4), nn.Embedding(11, 4)
+        self.two.weight = self.one.weight
+
+    def forward(self, x):
+        return self.one(x) * torch.sin(self.two(x.flip(1)))
+
+
+class Positions(nn.Module):
+    """Words plus positions, whose ids have shape [1, T] and stand for every example."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(11, 4), nn.Embedding(20, 4)
+
+    def forward(self, x):
+        return torch.tanh(self.words(x) + self.places(torch.arange(x.shape[1])[None]))
+
+
+def numbers(*shape):
+    return torch.randn(*shape)
+
+
+def words(*shape):
+    return torch.randint(0, 11, shape)
+
+
+LAYERS = {
+    "linear": (lambda: nn.Linear(5, 7), numbers(4, 6, 5)),
+    "linear on one vector": (lambda: nn.Linear(5, 7), numbers(4, 5)),
+    "linear without bias": (lambda: nn.Linear(5, 7, bias=False), numbers(4, 6, 5)),
+    "linear in four dimensions": (lambda: nn.Linear(5, 7), numbers(4, 2, 3, 5)),
+    "long linear": (lambda: nn.Linear(3, 2), numbers(4, 40, 3)),
+    "conv1d": (lambda: Conv1D(7, 5), numbers(4, 6, 5)),
+    "long conv1d": (lambda: Conv1D(2, 3), numbers(4, 40, 3)),
+    "layernorm": (lambda: nn.LayerNorm(5), numbers(4, 6, 5)),
+    "layernorm without bias": (lambda: nn.LayerNorm(5, bias=False), numbers(4, 6, 5)),
+    "rmsnorm": (lambda: nn.RMSNorm(5), numbers(4, 6, 5)),
+    "embedding": (lambda: nn.Embedding(11, 4), words(4, 9)),
+    "embedding with padding": (lambda: nn.Embedding(11, 4, padding_idx=3), words(4, 9)),
+    "positions for all": (Positions, words(4, 9)),
+    "tied": (Tied, words(4, 9)),
+    "tied with bias": (lambda: Tied(bias=True), words(4, 9)),
+    "tied with padding": (lambda: Tied(padding=2), words(4, 9)),
+    "tied and long": (Tied, words(4, 80)),
+    "two tables": (TwoTables, words(4, 9)),
+    "linear twice": (lambda: Twice(nn.Linear(5, 5)), numbers(4, 6, 5)),
+    "conv1d twice and long": (lambda: Twice(Conv1D(3, 3)), numbers(4, 35, 3)),
+    "layernorm twice": (lambda: Twice(nn.LayerNorm(5)), numbers(4, 6, 5)),
+    "a stack": (lambda: nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)), numbers(4, 6, 5)),
+}
+
+
+@pytest.mark.parametrize("direct", [True, False, None], ids=["direct", "gram", "as chosen"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", LAYERS)
+def test_norms_and_clipped_sums_are_those_of_single_examples(name, dtype, direct, oracle, clipped, far, monkeypatch):
+    if direct is not None:
+        monkeypatch.setattr(linear, "prefers_direct", lambda *shape: direct)
+    make, x = LAYERS[name]
+    model = Net(make()).to(dtype)
+    inputs = {"x": x.to(dtype) if x.is_floating_point() else x}
+    norms, sums = oracle(model, inputs, loss, 0.05)
+    found_norms, found = clipped(model, inputs, loss, clip_norm=0.05)
+    assert torch.allclose(found_norms, norms, rtol=EXACT[dtype], atol=0)
+    assert far(found, sums) < EXACT[dtype]
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+@pytest.mark.parametrize("make", [lambda: nn.Linear(5, 7), lambda: Conv1D(7, 5), lambda: nn.LayerNorm(5)])
+def test_frozen_parameters_take_no_part(frozen, make, oracle, clipped, far):
+    model = Net(nn.Sequential(nn.Linear(5, 5), make()))
+    getattr(model.layer[1], frozen).requires_grad_(False)
+    inputs = {"x": numbers(4, 6, 5)}
+    norms, sums = oracle(model, inputs, loss, 0.05)
+    found_norms, found = clipped(model, inputs, loss, clip_norm=0.05)
+    assert torch.allclose(found_norms, norms, rtol=1e-5)
+    assert far(found, sums) < 1e-5
+    assert not getattr(model.layer[1], frozen).requires_grad
+
+
+class Polynomial(nn.Module):
+    """A layer that no rule knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(5, 5))
+
+    def forward(self, x):
+        return self.a * x**2 + x @ self.b
+
+
+def test_a_layer_without_a_rule_is_refused_by_name_and_says_what_to_do():
+    plan = Plan(records=4, sampling_rate=1.0, steps=1, noise_multiplier=1.0)
+    with pytest.raises(Refused, match=r"layer \(Polynomial\) trains a, b.*register.*generic=True"):
+        PrivateGradients(Net(Polynomial()), plan)
+
+
+@pytest.mark.parametrize("wrap", [lambda layer: layer, Twice])
+def test_the_generic_rule_covers_unknown_layers(wrap, oracle, clipped, far):
+    model = Net(nn.Sequential(nn.Linear(5, 5), wrap(Polynomial())))
+    inputs = {"x": numbers(4, 6, 5)}
+    norms, sums = oracle(model, inputs, loss, 0.05)
+    found_norms, found = clipped(model, inputs, loss, clip_norm=0.05, generic=True)
+    assert torch.allclose(found_norms, norms, rtol=1e-5)
+    assert far(found, sums) < 1e-5
+
+
+def test_the_generic_rule_refuses_a_layer_that_draws_coins(clipped):
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.ones(5))
+
+        def forward(self, x):
+            return self.a * nn.functional.dropout(x, 0.5)
+
+    with pytest.raises(Refused, match="Noisy"):
+        clipped(Net(Noisy()), {"x": numbers(4, 6, 5)}, loss, generic=True, checked=False)
+
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(5))
+
+    def forward(self, x):
+        return self.weight * x.exp()
+
+
+def test_a_registered_rule_is_used(oracle, clipped, far):
+    @register
+    class ScaleRule(Elementwise):
+        layers = (Scale,)
+
+        def factor(self, use):
+            return use.activations[0].exp()
+
+    model = Net(Scale())
+    inputs = {"x": numbers(4, 6, 5)}
+    _, sums = oracle(model, inputs, loss, 0.05)
+    _, found = clipped(model, inputs, loss, clip_norm=0.05)
+    assert far(found, sums) < 1e-5
+
+
+def test_a_wrong_rule_is_found_on_the_first_batch(clipped):
+    class Root(Scale):
+        pass
+
+    @register
+    class WrongRule(Elementwise):
+        layers = (Root,)
+
+        def factor(self, use):
+            return use.activations[0]
+
+    with pytest.raises(Refused, match=r"layer\.weight: the per-example rule does not give the gradient"):
+        clipped(Net(Root()), {"x": numbers(4, 6, 5)}, loss)
+
+
+def test_a_use_of_a_parameter_outside_its_module_is_found_on_the_first_batch(clipped):
+    class Sneaky(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(5, 5)
+
+        def forward(self, x):
+            return self.inner(x) @ self.inner.weight
+
+    with pytest.raises(Refused, match=r"inner\.weight.*outside its module"):
+        clipped(Sneaky(), {"x": numbers(4, 6, 5)}, loss)
+
+
+def test_a_batch_that_does_not_come_first_is_refused(clipped):
+    class TimeFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(5, 5)
+
+        def forward(self, x):
+            return self.inner(x.transpose(0, 1)).transpose(0, 1)
+
+    with pytest.raises(Refused, match="inner: an output of 5 rows"):
+        clipped(TimeFirst(), {"x": numbers(4, 5, 5)}, loss)
+    with pytest.raises(Refused, match="not independent|an output of"):
+        clipped(TimeFirst(), {"x": numbers(4, 4, 5)}, loss)
+
+
+def test_examples_that_see_each_other_are_found_on_the_first_batch(clipped):
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(5, 5)
+
+        def forward(self, x):
+            return self.inner(x - x.mean(0) * 0.5)
+
+    with pytest.raises(Refused, match="not independent"):
+        clipped(Centred(), {"x": numbers(4, 6, 5)}, loss)
+
+
+def test_ids_without_a_batch_dimension_are_refused(clipped):
+    class Flat(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(11, 4)
+
+        def forward(self, x):
+            return self.table(torch.arange(5)) + self.table(x)
+
+    with pytest.raises(Refused, match="one dimension"):
+        clipped(Flat(), {"x": words(4, 5)}, loss)
+
+
+@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}])
+def test_embeddings_that_mix_records_are_refused(options):
+    plan = Plan(records=4, sampling_rate=1.0, steps=1, noise_multiplier=1.0)
+    with pytest.raises(Refused, match="mixes the records"):
+        PrivateGradients(Net(nn.Embedding(5, 3, **options)), plan)
+
+
+def test_gram_matrices_are_chosen_for_short_records_and_products_for_long_ones():
+    assert not linear.prefers_direct(positions=32, inputs=768, outputs=3072)
+    assert linear.prefers_direct(positions=512, inputs=256, outputs=256)
+    assert not linear.prefers_direct(positions=512, inputs=4096, outputs=50_000), "per-example products would not fit"
