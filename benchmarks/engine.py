@@ -357,7 +357,7 @@ def ask(process: Any, steps: int) -> Numbers:
         return {"failed": f"the process ended with code {process.wait()}"}
 
 
-def measure(model: str, names: list[str], rounds: int, keep: bool) -> Numbers:
+def measure(model: str, names: list[str], rounds: int, turn: float, keep: bool) -> Numbers:
     arms = {name: start(name, model, keep) for name in names}
     found: Numbers = {name: {"times": []} for name in names}
     try:
@@ -365,7 +365,7 @@ def measure(model: str, names: list[str], rounds: int, keep: bool) -> Numbers:
             found[name] |= ask(arm, 1)
             if "failed" not in found[name]:
                 found[name] |= ask(arm, 1)
-        count = max(1, min(10, round(0.5 / found["plain"].get("seconds", 1))))
+        count = max(1, min(10, round(turn / found["plain"].get("seconds", 1))))
         for _ in range(rounds):
             for name in random.sample(names, len(names)):
                 if "failed" not in found[name]:
@@ -435,12 +435,12 @@ def main() -> None:
     if given.profile:
         return profile(given.arm, shape_of(given.profile))
     names = (given.models or ("quick" if given.quick else "main")).split(",")
-    rounds = given.rounds or (2 if given.quick else 9)
+    rounds, turn = given.rounds or (2 if given.quick else 9), 0.1 if given.quick else 0.5  # seconds of plain training
     about = {"torch": torch.__version__, "threads": torch.get_num_threads(), "cpus": os.cpu_count()}
     found: Numbers = {**about, "rounds": rounds, "models": {}}
     for model in [model for name in names for model in GROUPS.get(name, [name])]:
         peers = not given.no_peers and (given.all_peers or model in GROUPS["main"] + GROUPS["quick"])
-        numbers = measure(model, [*ARMS, *(PEERS if peers else ())], rounds, given.keep_memory)
+        numbers = measure(model, [*ARMS, *(PEERS if peers else ())], rounds, turn, given.keep_memory)
         found["models"][model] = {name: compare(numbers, name) for name in numbers}
     return print(json.dumps(found)) if given.json else show(found)
 

@@ -56,7 +56,12 @@ def brute_force(module: nn.LSTM, loss: Loss, examples: int, trained: frozenset[s
 
 
 def assert_right(
-    module: nn.LSTM, loss: Loss, *, examples: int = BATCH, trained: frozenset[str] | None = None, tolerance: float = 1e-10
+    module: nn.LSTM,
+    loss: Loss,
+    *,
+    examples: int = BATCH,
+    trained: frozenset[str] | None = None,
+    tolerance: float = 1e-10,
 ) -> list[Use]:
     """Norms and weighted sums of all uses together are those of brute force."""
     trained = trained or frozenset(name for name, _ in module.named_parameters())
@@ -66,7 +71,10 @@ def assert_right(
         names = use.trained & other.trained
         if names:
             squares.append(2 * RULE.inner(use, other, names))
-            assert torch.allclose(squares[-1], 2 * RULE.inner(other, use, names), rtol=tolerance * 10, atol=1e-12), (i, j)
+            assert torch.allclose(squares[-1], 2 * RULE.inner(other, use, names), rtol=tolerance * 10, atol=1e-12), (
+                i,
+                j,
+            )
     true = brute_force(module, loss, examples, trained)
     expected = torch.stack([sum(g.double().square().sum() for g in each.values()) for each in true])
     assert torch.allclose(torch.stack(squares).sum(0), expected, rtol=tolerance, atol=0)
@@ -109,7 +117,10 @@ def both_ways(module: nn.LSTM, x: Tensor, state: tuple[Tensor, Tensor] | None) -
     for forward in (module.forward, RULE.forward(module, lambda *_: None)):
         given = [value.clone().requires_grad_() for value in (x, *(state or ()))]
         output, (h, c) = forward(given[0], tuple(given[1:]) if state else None)
-        loss = sum((value * torch.linspace(-1, 2, value.numel(), dtype=x.dtype).view_as(value)).sum() for value in (output, h, c))
+        loss = sum(
+            (value * torch.linspace(-1, 2, value.numel(), dtype=x.dtype).view_as(value)).sum()
+            for value in (output, h, c)
+        )
         results.append([output, h, c, *torch.autograd.grad(loss, given)])
     return results
 
@@ -130,7 +141,9 @@ def test_forward_and_gradients_equal_those_of_nn_lstm(
         theirs, ours = both_ways(module, x, (h, c) if given_state else None)
         for expected, actual in zip(theirs, ours, strict=True):
             assert actual.shape == expected.shape
-            assert torch.allclose(actual, expected, rtol=tolerance, atol=tolerance * float(expected.detach().abs().max()))
+            assert torch.allclose(
+                actual, expected, rtol=tolerance, atol=tolerance * float(expected.detach().abs().max())
+            )
 
 
 @pytest.mark.parametrize(("examples", "length"), [(1, 1), (1, 6), (4, 1)])
@@ -271,8 +284,9 @@ def test_nothing_is_recorded_without_gradients() -> None:
     assert len(record(module, loss, BATCH)) == 1
 
 
-def test_outputs_may_be_changed_in_place() -> None:
-    module, x = build(), examples_of(4)
+@pytest.mark.parametrize("shape", [(BATCH, 4), (1, 1)])
+def test_outputs_may_be_changed_in_place(shape: tuple[int, int]) -> None:
+    module, x = build(), examples_of(shape[1], examples=shape[0])
 
     def spoiling(lstm: nn.LSTM, rows: slice) -> Tensor:
         output, (h, c) = lstm(x[rows])
@@ -285,7 +299,7 @@ def test_outputs_may_be_changed_in_place() -> None:
         output, (h, c) = lstm(x[rows])
         return output.flatten(1).sum(1) + h[0].sum(1) + c[0].sum(1)
 
-    (spoilt,), (intact,) = record(module, spoiling, BATCH), record(module, careful, BATCH)
+    (spoilt,), (intact,) = record(module, spoiling, len(x)), record(module, careful, len(x))
     assert torch.equal(RULE.measure(spoilt).square, RULE.measure(intact).square)
 
 

@@ -122,14 +122,6 @@ def test_a_run_hands_out_the_planned_steps_with_fresh_batches():
     assert {tuple(step.indices) for step in PLAN.run() if release(step) is None}.isdisjoint(batches)
 
 
-def test_all_steps_of_a_run_share_one_source_of_noise():
-    sources = {id(step.noise) for step in PLAN.run() if release(step) is None}
-    assert len(sources) == 1
-    out = torch.zeros(4)
-    next(PLAN.run()).noise.fill_(out, PLAN.noise_std)
-    assert (out != 0).all()
-
-
 def test_a_step_is_in_the_ledger_before_it_is_handed_out(ledger, path):
     for number, step in enumerate(PLAN.run(ledger), start=1):
         assert sum(spent(path)) == number

@@ -167,6 +167,9 @@ class PrivateGradients:
         """
         rows, self._rows = self._rows, 0
         try:
+            self.plan.refuse_foreign(step)
+            if step.part != _part():
+                raise Refused("the step was drawn for another process: draw and release it in the same one")
             step.spend(self.plan, rows)
             gradients = [self._sum(p) for p in self._trained]
         finally:

@@ -89,7 +89,7 @@ def check_losses(losses: Any, examples: int) -> Tensor:
     if not isinstance(losses, Tensor) or losses.shape != (examples,):
         shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise BadInput(
-            f"the loss function must return one loss per example, shape ({examples},), got {shape}; a loss that is already "
+            f"the loss function must return one loss per example: for {examples} of them shape ({examples},), got {shape}; a loss already "
             "averaged over the batch cannot be clipped by example (use reduction='none' and sum over each record's tokens)"
         )
     if not torch.is_grad_enabled():

@@ -12,7 +12,6 @@ from ..accounting import FixedSizeGaussian, LedgerWriter, PoissonGaussian, curve
 from ..accounting.events import check_count, check_number, flatten, short, with_count
 from ..errors import BadInput, ConfideError, Refused
 from .keystream import Secretive, check_part
-from .noise import GaussianNoise
 from .sampling import MOST_RECORDS, FixedSizeSampler, Indices, PoissonSampler, sampler_for
 
 SAMPLERS: dict[str, type[PoissonGaussian] | type[FixedSizeGaussian]] = {
@@ -150,7 +149,6 @@ class Plan:
         left: int,
         draws: PoissonSampler | FixedSizeSampler,
     ) -> Iterator[Step]:
-        noise = GaussianNoise()
         length = None
         while left:
             block = min(reserve, left)
@@ -163,7 +161,7 @@ class Plan:
                 length = ledger.length
             left -= block
             for _ in range(block):
-                step = Step(self, draws.draw(), noise, part)
+                step = Step(self, draws.draw(), part)
                 yield step
                 if not step.released:
                     raise Refused(
@@ -225,10 +223,10 @@ class Step(Secretive):
     accumulated as it drew. No message and no repr says how many that is.
     """
 
-    __slots__ = ("indices", "noise", "part", "plan", "released")
+    __slots__ = ("indices", "part", "plan", "released")
 
-    def __init__(self, plan: Plan, indices: Indices, noise: GaussianNoise, part: tuple[int, int]) -> None:
-        self.plan, self.indices, self.noise, self.part, self.released = plan, indices, noise, part, False
+    def __init__(self, plan: Plan, indices: Indices, part: tuple[int, int]) -> None:
+        self.plan, self.indices, self.part, self.released = plan, indices, part, False
         indices.flags.writeable = False
 
     def __repr__(self) -> str:
@@ -242,7 +240,7 @@ class Step(Secretive):
     def microbatches(self, size: int) -> Iterator[Indices]:
         """The indices in pieces of at most `size`; none at all for an empty draw, which is released all the same."""
         check_count("microbatch size", size)
-        return (self.indices[begin : begin + size] for begin in range(0, len(self.indices), size))
+        return (self.indices[begin : begin + size].copy() for begin in range(0, len(self.indices), size))
 
     def spend(self, plan: Plan, rows: int) -> None:
         """Mark the step as released; called once, before its noise is added.

@@ -1,8 +1,8 @@
 """LSTM: nn.LSTM hides what its gradient needs, so while recording a scan of our own runs in its place.
 
-In: a padded batch and an initial state. Out: what nn.LSTM gives; on the way back [x_t, h_{t-1}] and the gradients of the
-gates. All parameters of one layer and direction act through gates_t = W_ih x_t + b_ih + W_hh h_{t-1} + b_hh, so together
-they are one linear layer with input [x_t, h_{t-1}, 1, 1]: Σ_t g_t [x_t, h_{t-1}, 1, 1]ᵀ is an example's gradient.
+In: a padded batch and an initial state. Out: what nn.LSTM gives; on the way back [x_t, h_{t-1}] and the gradients of
+the gates. All parameters of one layer and direction act through gates_t = W_ih x_t + b_ih + W_hh h_{t-1} + b_hh, so
+together they are one linear layer of [x_t, h_{t-1}, 1, 1], and Σ_t g_t [x_t, h_{t-1}, 1, 1]ᵀ is an example's gradient.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ class LSTM(Rule):
     def check(self, module: nn.Module, name: str) -> None:
         assert isinstance(module, nn.LSTM)
         if module.proj_size > 0:
-            raise Refused(f"{name}: an LSTM with proj_size has no rule; leave it 0 and put a Linear layer behind the LSTM")
+            raise Refused(
+                f"{name}: an LSTM with proj_size has no rule; leave it 0 and put a Linear layer behind the LSTM"
+            )
 
     def arrange(self, value: Tensor, examples: int) -> Tensor:
         if len(value) % examples:
             raise Refused(
-                f"an LSTM saw {len(value)} rows, which cannot be shared out to {examples} examples; its input must have a row "
-                "for every example (in the second dimension unless batch_first)"
+                f"an LSTM saw {len(value)} rows, which cannot be shared out to {examples} examples; its input must "
+                "have a row for every example (in the second dimension unless batch_first)"
             )
         return value.reshape(examples, -1, value.shape[-1])
 
@@ -72,24 +74,27 @@ class LSTM(Rule):
                     ends.append((h, c))
                 x = torch.cat(outputs, 2) if lstm.bidirectional else outputs[0]
             h, c = (torch.stack(parts).to(dtype) for parts in zip(*ends, strict=True))
-            return (x.transpose(0, 1) if lstm.batch_first else x).contiguous().to(dtype), (h, c)
+            x = x.transpose(0, 1) if lstm.batch_first else x
+            return x.clone(memory_format=torch.contiguous_format).to(dtype), (h, c)  # not a view of what was saved
 
         return forward
 
     def measure(self, use: Use) -> Measured:
         """Squared norm of the gradients of W_ih, W_hh, b_ih and b_hh together, those that are trained.
 
-        *Formal guarantees.* Let a_t = [x_t, h_{t-1}] (the trained matrices' columns) and g_t be the tensors as saved and k the
-        number of trained biases. Gram: the square is Σ_ts (a_t·a_s+k)(g_t·g_s), computed in their precision; its error is
-        at most κ·u·(Σ_t √(‖a_t‖²+k)‖g_t‖)², the spread, with κ the constant of clipping.py. Direct: the kept product and
-        the kept sum of g_t are themselves what is summed (the latter k times), and the square is a sum of squares.
+        *Formal guarantees.* Let a_t = [x_t, h_{t-1}] (the trained matrices' columns) and g_t be the tensors as saved
+        and k the number of trained biases. Gram: the square is Σ_ts (a_t·a_s+k)(g_t·g_s), computed in their precision;
+        its error is at most κ·u·(Σ_t √(‖a_t‖²+k)‖g_t‖)², the squared spread, with κ the constant of clipping.py.
+        Direct: the kept product and the kept Σ_t g_t are themselves what is summed, and the square is a sum of squares.
+        Positions that the loss does not reach, such as padding at the end, have g_t = 0 and count for nothing.
         """
         biases = len(_biases(use.trained))
         if use.kept is None:
             gradient, activation = use.gradient, _columns(use, _matrices(use.trained))
             assert gradient is not None
             if activation is not None and not (
-                gradient.dtype == torch.float32 and prefers_direct(gradient.shape[1], activation.shape[2], gradient.shape[2])
+                gradient.dtype == torch.float32
+                and prefers_direct(gradient.shape[1], activation.shape[2], gradient.shape[2])
             ):
                 return gram_square(activation, gradient, float(biases))
             product = None if activation is None else torch.bmm(gradient.transpose(1, 2), activation)
@@ -146,8 +151,8 @@ class LSTM(Rule):
 def _check_input(module: nn.LSTM, x: Any, hx: State | None) -> None:
     if isinstance(x, PackedSequence):
         raise Refused(
-            "an LSTM was called with a PackedSequence, which mixes the examples' rows; pass the padded batch: trailing padding "
-            "costs nothing when the loss ignores it"
+            "an LSTM was called with a PackedSequence, in which no dimension is the batch; pass the padded batch: "
+            "padding at the end costs nothing when the loss ignores it"
         )
     if x.dim() != 3:
         raise Refused(
@@ -162,22 +167,26 @@ def _check_input(module: nn.LSTM, x: Any, hx: State | None) -> None:
         module.check_forward_args(x, hx, None)
 
 
-def _run(module: nn.LSTM, suffix: str, x: Tensor, h: Tensor, c: Tensor, hand_over: HandOver) -> tuple[Tensor, Tensor, Tensor]:
+def _run(
+    module: nn.LSTM, suffix: str, x: Tensor, h: Tensor, c: Tensor, hand_over: HandOver
+) -> tuple[Tensor, Tensor, Tensor]:
     """One layer in one direction: outputs [T, B, H], last h and last c."""
     names = [name + suffix for name in ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if module.bias else ()))]
     parameters = [getattr(module, name).detach().to(x.dtype) for name in names]
     bias = parameters[2] + parameters[3] if module.bias else None
     # The parameters are frozen and x may be data: the anchor makes sure that there is a graph to go back through.
     anchor = torch.empty(0, device=x.device, requires_grad=True)
-    outputs: tuple[Tensor, Tensor, Tensor] = _Scan.apply(x, h, c, anchor, *parameters[:2], bias, hand_over, frozenset(names))  # type: ignore[no-untyped-call]
+    outputs: tuple[Tensor, Tensor, Tensor] = _Scan.apply(
+        x, h, c, anchor, *parameters[:2], bias, hand_over, frozenset(names)
+    )  # type: ignore[no-untyped-call]
     return outputs
 
 
 class _Scan(torch.autograd.Function):
     """The recurrence over time; its backward hands over [x_t, h_{t-1}] and the gradients of the gates.
 
-    *Formal guarantees.* The gradient handed over is ∂loss/∂gates_t, the pre-activations of position t, through everything
-    that came later; examples never meet in it, as each row of the batch is its own recurrence.
+    *Formal guarantees.* The gradient handed over is that of the loss with respect to position t's gates before their
+    sigmoids and tanh, through everything that came later. Rows of the batch never meet: each is its own recurrence.
     """
 
     @staticmethod
@@ -201,7 +210,7 @@ class _Scan(torch.autograd.Function):
             squashed = _scan(gates, both[:, :, width:], cells, w_hh)
         ctx.save_for_backward(both, cells, gates, squashed, w_ih, w_hh)
         ctx.hand_over, ctx.names = hand_over, names
-        return both[1:, :, width:], both[-1, :, width:].clone(), cells[-1].clone()
+        return both[1:, :, width:], both[-1, :, width:], cells[-1]
 
     @staticmethod
     @once_differentiable
@@ -216,7 +225,7 @@ class _Scan(torch.autograd.Function):
 
 
 def _scan(gates: Tensor, hidden: Tensor, cells: Tensor, w_hh: Tensor) -> Tensor:
-    """Turn W_ih x + b in `gates` [T, B, 4H] into the gates i, f, g, o in place, filling `hidden` and `cells` [T+1, B, H].
+    """Turn W_ih x + b in `gates` [T, B, 4H] into the gates i, f, g, o; fill `hidden` and `cells` [T+1, B, H].
 
     Returns tanh of the cells. Everything is written where it stays, and each tensor is cut into its steps only once.
     """
@@ -241,8 +250,8 @@ def _scan_back(
 ) -> tuple[Tensor, Tensor]:
     """From the gradients of all outputs and of the last state to those of the gates [T, B, 4H] and of the first cell.
 
-    With dh and dc the gradients of h_t and c_t, those of i, f, g are dc times a factor and that of o is dh times one. The
-    factors, and that of dh in dc, need nothing from the way back, so they are formed for all steps at once.
+    With dh and dc the gradients of h_t and c_t, those of i, f, g are dc times a factor and that of o is dh times one.
+    The factors, and that of dh in dc, need nothing from the way back, so they are formed for all steps at once.
     """
     i, f, g, o = gates.chunk(4, 2)
     gradient = torch.empty_like(gates)
@@ -277,13 +286,14 @@ def _counterpart(parameter: nn.Parameter, role: str, other: Use) -> str:
     """The name of a matrix in another use of it."""
     names = [name for name in other.trained if other.parameter(name) is parameter]
     if len(names) != 1 or _role(names[0]) != role:
-        raise Refused("W_ih and W_hh of an LSTM are one parameter, and no rule says what its gradient norm is; untie them")
+        raise Refused(
+            "W_ih and W_hh of an LSTM are one parameter, and no rule says what its gradient norm is; untie them"
+        )
     return names[0]
 
 
 def _matrices(names: frozenset[str]) -> list[str]:
-    """The matrices among a layer's parameters, in the order of their columns: W_ih, then W_hh."""
-    return sorted((name for name in names if name.startswith("weight")), reverse=True)
+    return sorted(name for name in names if name.startswith("weight"))
 
 
 def _biases(names: frozenset[str]) -> list[str]:

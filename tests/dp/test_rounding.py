@@ -1,0 +1,94 @@
+"""Rounding is part of the proof: norms are bounded from above where sums cancel, stagnate, or both (guarantees §1)."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from confide.dp.clipping import rounding
+from confide.dp.rules.gram import gram_square
+
+EXAMPLES = 6
+SHAPES = [(128, 96, 384), (256, 64, 64), (64, 50, 8192), (40, 64, 20_000)]
+
+
+def families(positions, inputs, outputs):
+    """Activations and gradients on which single precision does its worst."""
+    a, g = torch.randn(EXAMPLES, positions, inputs), torch.randn(EXAMPLES, positions, outputs)
+    same = a[:, :1].expand_as(a).contiguous()
+    signs = torch.ones(positions, 1)
+    signs[::2] = -1
+    alternating = g[:, :1] * signs * (1 + 1e-4 * torch.randn(EXAMPLES, positions, 1))
+    target = torch.randint(0, outputs, (EXAMPLES, positions, 1))
+    minus = -torch.ones(EXAMPLES, positions, 1)
+    stagnating = torch.full((EXAMPLES, positions, outputs), math.sqrt(0.45 * 2.0**-23))
+    stagnating[:, :, 0] = 1
+    yield "random", a, g
+    yield "same activations, gradients that sum to zero", same, g - g.mean(1, keepdim=True)
+    yield "near activations, gradients that sum to zero", same + 1e-3 * a, g - g.mean(1, keepdim=True)
+    yield "alternating gradients", same + 1e-3 * a, alternating
+    yield "alternating gradients, positive activations", a.abs() + 1, alternating
+    yield "peaked softmax", a, torch.softmax(3 * g, 2).scatter_add(2, target, minus)
+    yield "flat softmax", a, torch.softmax(0.1 * g, 2).scatter_add(2, target, minus)
+    yield "flat softmax, first word", a.abs() + 1, torch.softmax(0.1 * g, 2).scatter_add(2, target * 0, minus)
+    yield "sums that lose all small terms", a.abs() + 1, stagnating
+    yield "sums that lose all small terms and cancel", a.abs() + 1, stagnating * signs
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_bound_on_a_squared_norm_is_never_below_the_truth(shape):
+    for name, activation, gradient in families(*shape):
+        found = gram_square(activation, gradient, 1.0)
+        true = gram_square(activation.double(), gradient.double(), 1.0).square
+        bound = found.square + rounding(found.square, found.spread, torch.float32)
+        assert (bound >= true).all(), name
+
+
+def test_without_cancellation_the_bound_is_tight():
+    activation, gradient = torch.randn(4, 128, 64), torch.randn(4, 128, 256)
+    found = gram_square(activation, gradient)
+    assert (rounding(found.square, found.spread, torch.float32) < 2e-5 * found.square).all()
+
+
+class Cancelling(nn.Module):
+    """Equal positions whose output gradients cancel: single precision sees large terms and a small sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(40, 30)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("rest", [1e-1, 1e-3, 1e-5, 1e-7])
+@pytest.mark.parametrize("scale", [1.0, 1e4, 1e8])
+def test_contributions_that_cancel_are_clipped_all_the_same(rest, scale, clipped):
+    torch.manual_seed(3)
+    model = Cancelling()
+    x = torch.randn(1, 1, 40).expand(1, 50, 40) + rest * torch.randn(1, 50, 40)
+    force = torch.randn(1, 50, 30)
+    force = (force - force.mean(1, keepdim=True)) * scale
+
+    def loss(model, batch):
+        return (model(batch["x"]) * batch["force"]).sum((1, 2))
+
+    _, sums = clipped(model, {"x": x, "force": force}, loss, clip_norm=1.0)
+    assert math.sqrt(sum(float(part.square().sum()) for part in sums)) <= 1 + 1e-6
+
+
+def test_the_worst_of_many_contributions_stays_below_the_norm(clipped):
+    """Random models and inputs with little to no slack: the largest of them must not pass C."""
+    worst = 0.0
+    for seed in range(40):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(20, 60), nn.Tanh(), nn.Linear(60, 30))
+        x = torch.randn(1, 33, 20) * 10 ** torch.empty(1).uniform_(-3, 3)
+
+        def loss(model, batch):
+            return model(batch["x"]).square().sum((1, 2)) * 1e3
+
+        _, sums = clipped(model, {"x": x}, loss, clip_norm=1e-3)
+        worst = max(worst, math.sqrt(sum(float(part.square().sum()) for part in sums)))
+    assert 0.9999e-3 < worst <= 1e-3 * (1 + 1e-6)
