@@ -24,10 +24,11 @@ from .head import differentiate
 from .memory import keep_memory
 from .noise import GaussianNoise
 from .plan import Plan, Step
-from .rules import Measured, Use
+from .rules import Use
 from .rules.base import Sums, exactly, single
 
 _ATTACHED: weakref.WeakKeyDictionary[nn.Module, weakref.ref[PrivateGradients]] = weakref.WeakKeyDictionary()
+ALIGNED = 16  # numbers: each parameter's part of a buffer starts at a multiple
 DOUBLE_ROWS = 4  # examples whose norms are taken in double precision at a time
 
 
@@ -42,13 +43,13 @@ class Tally:
         self._groups = groups
         self._by_parameter: dict[int, list[Use]] = {}
 
-    def see(self, use: Use, measured: Measured | None = None) -> None:
+    def see(self, use: Use) -> None:
         """Count a use: its own square, and twice its inner product with each earlier use of the same parameter.
 
         *Formal guarantees.* The squares of all uses of a parameter and all their cross terms make up ‖Σ_u g_u‖², exactly; this
         is what tied embeddings and modules called twice need. Spreads of such uses add up before they are squared.
         """
-        measured = measured or use.rule.measure(use)
+        measured = use.rule.measure(use)
         group = self._groups[use.module]
         self.square[group] += measured.square.cpu()
         self._spread[group] += measured.spread.sqrt().cpu()
@@ -126,8 +127,9 @@ class PrivateGradients:
         self._fused: bool | None = None if task == "causal" else False  # None: not yet known
         self._unproven = {"alone", "together"} if checked else set()
         self._noise = GaussianNoise()
+        self._buffers: list[Tensor] = []
         self._sums: dict[int, Tensor] = {}
-        self._rows = 0
+        self._clear()
         self._capture = Capture(self._layers)
         _ATTACHED[model] = weakref.ref(self)
         if all(p.device.type == "cpu" for p in self._trained):
@@ -137,6 +139,11 @@ class PrivateGradients:
         """Take the hooks off the model."""
         self._capture.remove()
         _ATTACHED.pop(self.model, None)
+
+    def _clear(self, *, spoilt: bool = False) -> None:
+        """Forget the sums of a step; a spoilt one cannot be released."""
+        self._started = False
+        self._rows = -1 if spoilt else 0
 
     @property
     def sensitivity(self) -> float:
@@ -155,7 +162,7 @@ class PrivateGradients:
         try:
             self._accumulate(inputs, loss or self._loss, real)
         except BaseException:
-            self._sums, self._rows = {}, -1  # the step is spoilt: release refuses it
+            self._clear(spoilt=True)
             raise
 
     def release(self, step: Step) -> None:
@@ -165,18 +172,19 @@ class PrivateGradients:
         embedding rows that no record touched. A step can be released once, and only with all the records that the plan
         drew for it. Over several processes noise is drawn once in total, in shares.
         """
-        rows, self._rows = self._rows, 0
+        rows = self._rows
         try:
             self.plan.refuse_foreign(step)
             if step.part != _part():
                 raise Refused("the step was drawn for another process: draw and release it in the same one")
             step.spend(self.plan, rows)
             gradients = [self._sum(p) for p in self._trained]
-        finally:
-            self._sums = {}
-        for parameter, gradient in zip(self._trained, gradients, strict=True):
             if step.part[1] > 1:
-                torch.distributed.all_reduce(gradient)
+                for buffer in self._buffers:
+                    torch.distributed.all_reduce(buffer)
+        finally:
+            self._clear()
+        for parameter, gradient in zip(self._trained, gradients, strict=True):
             parameter.grad = gradient
 
     def _accumulate(self, inputs: L.Inputs, loss: L.Loss | None, real: Tensor | None) -> None:
@@ -231,9 +239,10 @@ class PrivateGradients:
             trained = layer.trained if layer else frozenset[str]()
             weights = L.token_weights(goals, self._reduction)
             with exactly(hidden):
-                use, measured, gradient = differentiate(single(hidden), head, goals, weights, trained)
-            if layer:
-                tally.see(use, measured)
+                use, gradient = differentiate(single(hidden), head, goals, weights, trained)
+                if layer:
+                    tally.see(use)
+                del use
             self._capture.backward(hidden, gradient.to(hidden.dtype))
         return tally
 
@@ -258,17 +267,31 @@ class PrivateGradients:
 
     def _add(self, tally: Tally, weights: Tensor, sums: Sums) -> None:
         like = self._trained[0]
-        for use in reversed(tally.uses):
+        while tally.uses:
+            use = tally.uses.pop()
             use.rule.add(use, weights[self._groups[use.module]].to(like), sums)
-        tally.uses.clear()
 
     def _sum(self, parameter: nn.Parameter) -> Tensor:
-        """The buffer of a parameter's sum; it starts as this process's share of the step's noise."""
-        buffer = self._sums.get(id(parameter))
-        if buffer is None:
-            buffer = self._sums[id(parameter)] = torch.empty_like(parameter, memory_format=torch.contiguous_format).detach()
-            self._noise.fill_(buffer, self.plan.noise_std / self.plan.expected_batch, part=_part())
-        return buffer
+        """The buffer of a parameter's sum; the first call of a step fills them all with this process's noise."""
+        if not self._started:
+            if not self._buffers:
+                self._allocate()
+            for buffer in self._buffers:
+                self._noise.fill_(buffer, self.plan.noise_std / self.plan.expected_batch, part=_part())
+            self._started = True
+        return self._sums[id(parameter)]
+
+    def _allocate(self) -> None:
+        """One buffer for all parameters of a device and precision, used again in every step, so that noise is drawn in one go."""
+        alike: dict[tuple[torch.device, torch.dtype], list[nn.Parameter]] = {}
+        for parameter in self._trained:
+            alike.setdefault((parameter.device, parameter.dtype), []).append(parameter)
+        for (device, dtype), parameters in alike.items():
+            sizes = [-(-p.numel() // ALIGNED) * ALIGNED for p in parameters]
+            buffer = torch.empty(sum(sizes), dtype=dtype, device=device)
+            self._buffers.append(buffer)
+            for p, part in zip(parameters, buffer.split(sizes), strict=True):
+                self._sums[id(p)] = part[: p.numel()].view(p.shape)
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:

@@ -6,82 +6,44 @@ largest tensor of a step exists once, where autograd keeps logits, log-probabili
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 
 from .losses import IGNORED
-from .rules.base import Measured, Sums, Use
-from .rules.gram import gram_square
+from .rules.base import Use
 from .rules.linear import Linear
-
-CHUNK_BYTES = 16 << 20  # logits worked on at a time: they should stay in the cache between the products
 
 
 class Head(Linear):
-    """A linear layer whose gradient rows are kept unscaled: activations are (scaled hidden states, scales)."""
+    """A linear layer whose output gradients are left unscaled: activations are (scaled hidden states, scales)."""
 
-    def measure(self, use: Use) -> Measured:
-        assert use.gradient is not None
-        hidden, scale = use.activations
-        return gram_square(hidden, use.gradient, scale if "bias" in use.trained else None)
-
-    def add(self, use: Use, weights: Tensor, sums: Sums) -> None:
-        hidden, scale = use.activations
-        assert use.gradient is not None
-        gradient = use.gradient.flatten(0, 1)
-        if "bias" in use.trained:
-            sums(use.parameter("bias")).addmv_(gradient.t(), (scale * weights[:, None]).reshape(-1))
-        if "weight" in use.trained:
-            self.add_product(sums(use.parameter("weight")), gradient, (hidden * weights[:, None, None]).flatten(0, 1))
+    def bias_scale(self, use: Use) -> Tensor | None:
+        return use.activations[1]
 
 
-class HeadResult(NamedTuple):
-    use: Use
-    measured: Measured
-    hidden_gradient: Tensor
+def _even(length: int) -> int:
+    """A multiple of eight: matrix products of 127 rows take nearly twice the time of 128."""
+    return -(-length // 8) * 8
 
 
 @torch.no_grad()
-def differentiate(hidden: Tensor, head: nn.Linear, goals: Tensor, weights: Tensor, trained: frozenset[str]) -> HeadResult:
-    """The gradient of Σ_t weights_t·cross-entropy_t with respect to hidden states [B, T, d] and head.
+def differentiate(
+    hidden: Tensor, head: nn.Linear, goals: Tensor, weights: Tensor, trained: frozenset[str]
+) -> tuple[Use, Tensor]:
+    """The use of the head under the loss Σ_t weights_t·cross-entropy_t, and the gradient of the hidden states [B, T, d].
 
     Row t of the logits' gradient is weights_t·(softmax − one-hot of the target); the weight is folded into the hidden
-    state, so that the rows are never scaled.
+    state, so that the rows are never scaled. Positions before the first target and well after the last are left out.
     """
-    examples, positions, features = hidden.shape
-    used = (goals != IGNORED).any(0).nonzero()
-    first, last = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 1)
-    window = slice(first, last)
-    scale = weights[:, window].to(hidden.dtype)
-    states = hidden[:, window].detach()
-    length = last - first
-    vocabulary = len(head.weight)
-    gradient = torch.empty(examples, length, vocabulary, dtype=states.dtype, device=states.device)
+    examples, _, features = hidden.shape
+    targeted = (goals != IGNORED).any(0).nonzero()
+    window = slice(int(targeted[0]), min(hidden.shape[1], _even(int(targeted[-1]) + 1))) if len(targeted) else slice(0, 1)
+    states, scale, goal = hidden[:, window].detach(), weights[:, window].to(hidden), goals[:, window].clamp_min(0)
+    logits = nn.functional.linear(states.reshape(-1, features), head.weight, head.bias)
+    torch.softmax(logits, 1, out=logits)
+    logits.scatter_add_(1, goal.reshape(-1, 1), logits.new_full((goal.numel(), 1), -1.0))
     hidden_gradient = torch.zeros_like(hidden)
-    scaled = states * scale[:, :, None]
-    goal = goals[:, window].clamp_min(0)[:, :, None]
-    per_chunk = max(1, CHUNK_BYTES // (length * vocabulary * states.element_size()))
-    whole = Use(Head(), head, examples, trained, (scaled, scale), gradient)
-    squares, spreads = [], []
-    for start in range(0, examples, per_chunk):
-        part = slice(start, start + per_chunk)
-        block = gradient[part]
-        flat = block.view(-1, vocabulary)
-        rows = states[part].reshape(-1, features)
-        if head.bias is None:
-            torch.mm(rows, head.weight.t(), out=flat)
-        else:
-            torch.addmm(head.bias, rows, head.weight.t(), out=flat)
-        torch.softmax(flat, 1, out=flat)
-        block.scatter_add_(2, goal[part], torch.full_like(goal[part], -1, dtype=block.dtype))
-        torch.mul(torch.mm(flat, head.weight).view(len(block), length, features), scale[part, :, None], out=hidden_gradient[part, window])
-        if trained:
-            use = Use(whole.rule, head, len(block), trained, (scaled[part], scale[part]), block)
-            measured = whole.rule.measure(use)
-            squares.append(measured.square)
-            spreads.append(measured.spread)
-    none = torch.zeros(examples, dtype=torch.float64, device=hidden.device)
-    measured = Measured(torch.cat(squares), torch.cat(spreads)) if trained else Measured(none, none)
-    return HeadResult(whole, measured, hidden_gradient)
+    by_head = torch.mm(logits, head.weight).view(states.shape)
+    torch.mul(by_head, scale[:, :, None], out=hidden_gradient[:, window])
+    activations = (states * scale[:, :, None], scale)
+    return Use(Head(), head, examples, trained, activations, logits.view(examples, -1, logits.shape[1])), hidden_gradient

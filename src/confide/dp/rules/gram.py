@@ -7,7 +7,8 @@ from torch import Tensor
 
 from .base import Measured
 
-SPLIT_FROM = 32  # positions from which the symmetry of the Gram matrices pays
+BLOCK = 32  # positions of a row of blocks; blocks above the diagonal are never formed
+MOST_BLOCKS = 4
 LONGEST = 8192  # features summed in single precision; longer inner products add their parts in double
 
 
@@ -15,23 +16,22 @@ def gram_square(activation: Tensor, gradient: Tensor, bias: float | Tensor | Non
     """‖Σ_t g_t a_tᵀ‖² + ‖Σ_t b_t g_t‖² per example, as Σ_ts (a_t·a_s + b_t b_s)(g_t·g_s).
 
     `bias` gives b: a tensor [examples, positions], or the number by which b_t b_s counts (1: a bias, 2: two of them).
-    Both matrices are symmetric, so of the four blocks one off the diagonal counts twice and its mirror is never formed.
+    Both matrices are symmetric, so that blocks below the diagonal count twice and those above are never formed.
     *Formal guarantees.* With exact inner products this is an identity. In floating point each inner product is off by
     at most κ'·u·‖·‖‖·‖, hence the result by at most 2κ'·u·(Σ_t √(‖a_t‖²+b_t²)‖g_t‖)² to first order: the squared spread.
     """
     positions = activation.shape[1]
-    half = positions // 2 if positions >= SPLIT_FROM else positions
-    parts = [slice(0, half)] + ([slice(half, positions)] if half < positions else [])
+    blocks = min(MOST_BLOCKS, max(1, positions // BLOCK))
     square = torch.zeros(len(activation), dtype=torch.float64, device=activation.device)
     spread = torch.zeros_like(square)
-    for part in parts:
-        a, g = _products(activation, bias, part, part), _products(gradient, None, part, part)
-        lengths = a.diagonal(dim1=1, dim2=2) * g.diagonal(dim1=1, dim2=2)
+    for block in range(blocks):
+        first, last = positions * block // blocks, positions * (block + 1) // blocks
+        rows, before = slice(first, last), slice(0, last)
+        a, g = _products(activation, bias, rows, before), _products(gradient, None, rows, before)
+        lengths = a.diagonal(first, 1, 2) * g.diagonal(first, 1, 2)
         spread += lengths.clamp_min(0).sqrt().double().sum(1)
-        square += (a * g).sum(2).double().sum(1)
-    if len(parts) == 2:
-        a, g = _products(activation, bias, parts[1], parts[0]), _products(gradient, None, parts[1], parts[0])
-        square += 2 * (a * g).sum(2).double().sum(1)
+        both = a * g
+        square += 2 * both.sum(2).double().sum(1) - both[:, :, first:].sum(2).double().sum(1)
     return Measured(square, spread.square())
 
 

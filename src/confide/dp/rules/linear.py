@@ -8,21 +8,21 @@ from torch import Tensor, nn
 from .base import Measured, Rule, Sums, Use, register, squared
 from .gram import gram_square
 
-# A product kept for every example costs memory traffic where the Gram matrices cost arithmetic. CPUs and GPUs alike do
-# some ten to twenty single-precision operations in the time of moving one byte.
-OPERATIONS_PER_BYTE = 13.0
+# A product kept for every example costs memory traffic where the Gram matrices cost arithmetic: so many operations are
+# done in the time of moving one byte (7 on a server's core; tens on a GPU, where the choice matters less).
+OPERATIONS_PER_BYTE = 7.0
 PASSES = 3.0  # writing the kept products, reading them for the norm and for the sum
 
 
 def prefers_direct(positions: int, inputs: int, outputs: int) -> bool:
-    """Whether per-example products are cheaper than Gram matrices for this shape, and take no more than twice the room.
+    """Whether per-example products are cheaper than Gram matrices for this shape, and do not take much more room.
 
     Gram matrices take 3/2·T²(p+d) operations; products take no more arithmetic than the weighted sum itself, which
     they replace, but 4·p·d bytes an example that are moved three times.
     """
     gram = 1.5 * positions**2 * (inputs + outputs)
     moved = 4.0 * inputs * outputs * PASSES * OPERATIONS_PER_BYTE
-    room = inputs * outputs <= 2 * positions * (inputs + outputs)
+    room = inputs * outputs <= 2.5 * positions * (inputs + outputs)
     return room and moved < gram
 
 
@@ -39,6 +39,10 @@ class Linear(Rule):
     def as_outputs_by_inputs(self, kept: Tensor) -> Tensor:
         return kept
 
+    def bias_scale(self, use: Use) -> Tensor | None:
+        """By what the output gradients count for the bias [examples, positions]; None for 1."""
+        return None
+
     def measure(self, use: Use) -> Measured:
         """Squared norm by the cheaper of Gram matrices and kept products.
 
@@ -49,14 +53,14 @@ class Linear(Rule):
         gradient = use.gradient
         if use.kept is None:
             assert gradient is not None
-            (activation,) = use.activations
+            activation = use.activations[0]
             if "weight" in use.trained and not (
                 gradient.dtype == torch.float32 and prefers_direct(gradient.shape[1], activation.shape[2], gradient.shape[2])
             ):
-                return gram_square(activation, gradient, 1.0 if "bias" in use.trained else None)
+                scale = self.bias_scale(use)
+                return gram_square(activation, gradient, (1.0 if scale is None else scale) if "bias" in use.trained else None)
             weight = self.product(gradient, activation) if "weight" in use.trained else None
-            bias = gradient.sum(1) if "bias" in use.trained else None
-            use.kept = (weight, bias)
+            use.kept = (weight, self.bias(use) if "bias" in use.trained else None)
             use.activations, use.gradient = (), None
         square = sum((squared(part) for part in use.kept if part is not None), torch.zeros((), dtype=torch.float64))
         return Measured(square, square)
@@ -69,7 +73,7 @@ class Linear(Rule):
         if "weight" in names:
             result += self._weights(use, other)
         if "bias" in names:
-            result += (_bias(use) * _bias(other)).double().sum(1)
+            result += (self.bias(use) * other.rule.bias(other)).double().sum(1)
         return result
 
     def _weights(self, use: Use, other: Use) -> Tensor:
@@ -79,7 +83,7 @@ class Linear(Rule):
             return (mine.double() * theirs).sum((1, 2))
         if use.kept is not None:
             return other.rule._weights(other, use)
-        (activation,), gradient = use.activations, use.gradient
+        activation, gradient = use.activations[0], use.gradient
         assert gradient is not None
         if other.kept is not None:
             kept = other.rule.as_outputs_by_inputs(other.kept[0])
@@ -96,26 +100,27 @@ class Linear(Rule):
             if bias is not None:
                 sums(use.parameter("bias")).addmv_(bias.t(), weights)
             return
-        (activation,), gradient = use.activations, use.gradient
+        activation, gradient = use.activations[0], use.gradient
         assert gradient is not None
         if "bias" in use.trained:
-            each = weights[:, None].expand(gradient.shape[:2]).reshape(-1)
-            sums(use.parameter("bias")).addmv_(gradient.flatten(0, 1).t(), each)
+            scale = self.bias_scale(use)
+            each = weights[:, None].expand(gradient.shape[:2]) if scale is None else weights[:, None] * scale
+            sums(use.parameter("bias")).addmv_(gradient.flatten(0, 1).t(), each.reshape(-1))
         if "weight" in use.trained:
-            scale = weights[:, None, None]
             if activation.shape[2] <= gradient.shape[2]:
-                activation = activation * scale
+                activation = activation * weights[:, None, None]
             else:
-                gradient = gradient * scale
+                gradient = gradient * weights[:, None, None]
             self.add_product(sums(use.parameter("weight")), gradient.flatten(0, 1), activation.flatten(0, 1))
 
     def add_product(self, buffer: Tensor, gradient: Tensor, activation: Tensor) -> None:
         buffer.addmm_(gradient.t(), activation)
 
-
-def _bias(use: Use) -> Tensor:
-    if use.kept is not None:
-        bias: Tensor = use.kept[1]
-        return bias
-    assert use.gradient is not None
-    return use.gradient.sum(1)
+    def bias(self, use: Use) -> Tensor:
+        """Per-example gradients of the bias."""
+        if use.kept is not None:
+            bias: Tensor = use.kept[1]
+            return bias
+        scale = self.bias_scale(use)
+        assert use.gradient is not None
+        return use.gradient.sum(1) if scale is None else torch.bmm(scale[:, None], use.gradient)[:, 0]
