@@ -39,6 +39,7 @@ bench: $(STAMPS)/bench
 	$(BIN)/python benchmarks/accounting.py
 	$(BIN)/python benchmarks/splitting.py
 	$(BIN)/python benchmarks/screening.py
+	$(BIN)/python benchmarks/engine.py
 
 clean:
 	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,8 +11,14 @@ from confide.dp.noise import GaussianNoise
 
 
 @pytest.fixture(autouse=True)
-def _same_weights():
+def _same_weights(request):
+    """The same weights everywhere; and one thread, since tests run side by side, but where threads are the matter."""
     torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    if "noise" not in request.module.__name__:
+        torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

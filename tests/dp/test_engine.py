@@ -203,7 +203,7 @@ def noised(model, plan, inputs, batch):
 @pytest.mark.parametrize("batch", [1, 3, 6])
 def test_noise_is_added_once_per_step_however_many_batches_make_it(batch):
     model, inputs = LanguageModel(), sentences(6)
-    plan = plan_of(6, steps=200, noise_multiplier=2.0, clip_norm=0.25)
+    plan = plan_of(6, steps=60, noise_multiplier=2.0, clip_norm=0.25)
     steps = noised(model, plan, inputs, batch) * plan.expected_batch
     spread = (steps - steps.mean(0)).square().sum() / (steps.numel() - steps.shape[1])
     freedom = steps.numel() - steps.shape[1]
@@ -235,7 +235,9 @@ def test_rows_of_an_embedding_that_no_record_touched_are_noised():
     model = LanguageModel()
     plan = plan_of(1, steps=1)
     private = PrivateGradients(model.train(), plan, task="causal")
-    private.accumulate({"input_ids": torch.zeros(1, 8, dtype=torch.long), "labels": torch.zeros(1, 8, dtype=torch.long)})
+    private.accumulate(
+        {"input_ids": torch.zeros(1, 8, dtype=torch.long), "labels": torch.zeros(1, 8, dtype=torch.long)}
+    )
     private.release(next(plan.run()))
     assert float(model.head.weight.grad.abs().min()) > 0
 

@@ -25,7 +25,15 @@ STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 def gpt2(**more):
-    shape = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": WORDS, "n_positions": 64, "bos_token_id": 0, "eos_token_id": 0}
+    shape = {
+        "n_layer": 2,
+        "n_embd": 32,
+        "n_head": 4,
+        "vocab_size": WORDS,
+        "n_positions": 64,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
     still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     return hf.GPT2LMHeadModel(hf.GPT2Config(**{**shape, **still, **more}))
 
@@ -36,7 +44,13 @@ def llama(**more):
 
 def smollm2(**more):
     """SmolLM2-135M's own configuration, narrowed."""
-    shape = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 36, "rope_theta": 100_000.0, "rms_norm_eps": 1e-5}
+    shape = {
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "hidden_size": 36,
+        "rope_theta": 100_000.0,
+        "rms_norm_eps": 1e-5,
+    }
     return llama(**{**shape, "tie_word_embeddings": True, **more})
 
 
@@ -84,7 +98,9 @@ def test_clipped_sums_are_those_of_single_examples(name, dtype, tied, oracle, cl
     model, inputs = make(tie_word_embeddings=tied).to(dtype), batch(task)
     norms, sums = oracle(model.train(), inputs, built_in(task, "mean"), 0.5)
     found_norms, found = clipped(model, inputs, task=task)
-    exact = 1e-5 if dtype == torch.float32 or "llama" in name or "smol" in name else 1e-8  # llama's norm computes in single
+    exact = (
+        1e-5 if dtype == torch.float32 or "llama" in name or "smol" in name else 1e-8
+    )  # llama's norm computes in single
     assert torch.allclose(found_norms, norms, rtol=exact)
     assert far(found, sums) < exact
 
@@ -101,8 +117,12 @@ def test_the_fused_head_is_the_loss_that_it_stands_for(reduction, clipped, far):
 @pytest.mark.parametrize("name", ["gpt2", "llama", "opt", "roberta classifier"])
 def test_lora_adapters_alone_are_trained_and_clipped(name, oracle, clipped, far):
     make, task = MODELS[name]
-    where = {"gpt2": ["c_attn", "c_proj"], "roberta classifier": ["query", "value"]}.get(name, ["q_proj", "v_proj", "fc1"])
-    model = get_peft_model(make(), LoraConfig(r=4, target_modules=where, lora_dropout=0.0, fan_in_fan_out=name == "gpt2"))
+    where = {"gpt2": ["c_attn", "c_proj"], "roberta classifier": ["query", "value"]}.get(
+        name, ["q_proj", "v_proj", "fc1"]
+    )
+    model = get_peft_model(
+        make(), LoraConfig(r=4, target_modules=where, lora_dropout=0.0, fan_in_fan_out=name == "gpt2")
+    )
     for parameter in model.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.1)  # B starts at zero, and A would get no gradient
@@ -158,7 +178,9 @@ def test_a_model_with_scaled_logits_goes_without_the_fused_head(oracle, clipped,
 def test_mixtures_of_experts_are_refused():
     config = hf.MixtralConfig(**{**SMALL, "num_key_value_heads": 2, "num_local_experts": 2})
     with pytest.raises(Refused, match="mixture-of-experts"):
-        PrivateGradients(hf.MixtralForCausalLM(config), Plan(records=5, sampling_rate=1.0, steps=1, noise_multiplier=1.0))
+        PrivateGradients(
+            hf.MixtralForCausalLM(config), Plan(records=5, sampling_rate=1.0, steps=1, noise_multiplier=1.0)
+        )
 
 
 def test_the_model_stays_as_it_was(silent):

@@ -7,7 +7,6 @@ import pickle
 
 import numpy as np
 import pytest
-import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from confide.accounting import FixedSizeGaussian, LedgerWriter, PoissonGaussian, read_ledger

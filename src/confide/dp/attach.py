@@ -75,11 +75,18 @@ def _refuse_mixing(model: nn.Module) -> None:
         if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats:
             raise Refused(f"{name} ({kind}) keeps running statistics of private records; set track_running_stats=False")
         if kind == "ModulesToSaveWrapper":
-            raise Refused(f"{name}: PEFT's modules_to_save is not covered; leave it out of LoraConfig, or train those modules in full")
+            raise Refused(
+                f"{name}: PEFT's modules_to_save is not covered; leave it out of LoraConfig, or train those modules in full"
+            )
         if getattr(module, "use_dora", None) and any(_values(module.use_dora)):
-            raise Refused(f"{name}: DoRA divides by a norm of the whole weight and has no per-example rule; use use_dora=False")
+            raise Refused(
+                f"{name}: DoRA divides by a norm of the whole weight and has no per-example rule; use use_dora=False"
+            )
     config: Any = getattr(model, "config", None)
-    experts = max((int(getattr(config, key, 0) or 0) for key in ("num_local_experts", "num_experts", "n_routed_experts")), default=0)
+    experts = max(
+        (int(getattr(config, key, 0) or 0) for key in ("num_local_experts", "num_experts", "n_routed_experts")),
+        default=0,
+    )
     if experts > 1:
         raise Refused(
             "mixture-of-experts models route the tokens of a batch together and balance them by a loss over the batch, so that no "

@@ -55,7 +55,7 @@ class Capture:
         for parameter in parameters:
             parameter.requires_grad_(False)
         for layer in replaced:
-            layer.module.forward = layer.rule.forward(layer.module, self._tap(layer))  # type: ignore[method-assign]
+            layer.module.forward = layer.rule.forward(layer.module, self._tap(layer))
         try:
             with torch.enable_grad():
                 yield

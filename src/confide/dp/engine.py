@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadInput, Refused
-from . import losses as L
+from . import losses
 from .attach import find_layers, group_layers
 from .capture import Capture
 from .clipping import TOLERATED, Clipping, rounding
@@ -122,7 +122,7 @@ class PrivateGradients:
         self._groups = group_layers(self._layers)
         self._names = {id(p): name for name, p in model.named_parameters()}
         self._trained = list({id(p): p for p in model.parameters() if p.requires_grad}.values())
-        self._loss = None if task is None else L.built_in(task, reduction)
+        self._loss = None if task is None else losses.built_in(task, reduction)
         self._task, self._reduction, self._double = task, reduction, norms == "float64"
         self._fused: bool | None = None if task == "causal" else False  # None: not yet known
         self._unproven = {"alone", "together"} if checked else set()
@@ -150,7 +150,7 @@ class PrivateGradients:
         """The largest norm of one record's contribution to the sum; substitution moves the sum by twice that."""
         return self.clipping.norm
 
-    def accumulate(self, inputs: L.Inputs, loss: L.Loss | None = None, *, real: Tensor | None = None) -> None:
+    def accumulate(self, inputs: losses.Inputs, loss: losses.Loss | None = None, *, real: Tensor | None = None) -> None:
         """Add the clipped gradients of a batch of records to the step's sum; any number of batches make one step.
 
         `inputs` maps names to tensors with the batch first. Without `loss` the task's own is used. `loss(model, inputs)`
@@ -187,8 +187,8 @@ class PrivateGradients:
         for parameter, gradient in zip(self._trained, gradients, strict=True):
             parameter.grad = gradient
 
-    def _accumulate(self, inputs: L.Inputs, loss: L.Loss | None, real: Tensor | None) -> None:
-        examples = L.count(inputs)
+    def _accumulate(self, inputs: losses.Inputs, loss: losses.Loss | None, real: Tensor | None) -> None:
+        examples = losses.count(inputs)
         loss = self._check_state(loss)
         if real is None:
             real = torch.ones(examples, dtype=torch.bool)
@@ -201,21 +201,27 @@ class PrivateGradients:
             self._add(tally, self._weights(tally, real) / self.plan.expected_batch, self._sum)
         self._rows += int(real.sum())
 
-    def _check_state(self, loss: L.Loss | None) -> L.Loss:
+    def _check_state(self, loss: losses.Loss | None) -> losses.Loss:
         if self._rows < 0:
-            raise Refused("an earlier batch of this step failed: its sum is lost; draw no more from it and start the run again")
+            raise Refused(
+                "an earlier batch of this step failed: its sum is lost; draw no more from it and start the run again"
+            )
         if loss is None:
             raise BadInput("no loss: name a task (causal, masked, classify) or give accumulate() a loss function")
         if _ATTACHED.get(self.model, lambda: None)() is not self:
             raise BadInput("these PrivateGradients were detached from the model; make new ones")
         if not self.model.training:
-            raise BadInput("the model is in evaluation mode: call model.train() (and set dropout to 0 if you want none)")
+            raise BadInput(
+                "the model is in evaluation mode: call model.train() (and set dropout to 0 if you want none)"
+            )
         if not torch.is_grad_enabled():
             raise BadInput("accumulate() was called under torch.no_grad(): no gradient can be computed")
-        if any(not p.requires_grad for p in self._trained) or sum(p.requires_grad for p in self.model.parameters()) != len(
-            self._trained
-        ):
-            raise BadInput("requires_grad of a parameter changed after PrivateGradients was made: detach() it and make it anew")
+        if any(not p.requires_grad for p in self._trained) or sum(
+            p.requires_grad for p in self.model.parameters()
+        ) != len(self._trained):
+            raise BadInput(
+                "requires_grad of a parameter changed after PrivateGradients was made: detach() it and make it anew"
+            )
         device = self._trained[0].device.type
         if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16:
             raise Refused(
@@ -224,20 +230,20 @@ class PrivateGradients:
             )
         return loss
 
-    def _record(self, inputs: L.Inputs, loss: L.Loss, *, fused: bool) -> Tally:
+    def _record(self, inputs: losses.Inputs, loss: losses.Loss, *, fused: bool) -> Tally:
         """One forward and one backward pass."""
-        examples = L.count(inputs)
+        examples = losses.count(inputs)
         tally = Tally(self._groups, examples)
         with self._capture.recording(self._trained, examples, tally.see):
             if not fused:
-                each = L.check_losses(loss(self.model, inputs), examples)
+                each = losses.check_losses(loss(self.model, inputs), examples)
                 self._capture.backward(each, torch.ones_like(each))
                 return tally
             hidden, head = _hidden(self.model, inputs), _parts(self.model)[1]
-            goals = L.targets(inputs, "causal")
+            goals = losses.targets(inputs, "causal")
             layer = next((layer for layer in self._layers if layer.module is head), None)
             trained = layer.trained if layer else frozenset[str]()
-            weights = L.token_weights(goals, self._reduction)
+            weights = losses.token_weights(goals, self._reduction)
             with exactly(hidden):
                 use, gradient = differentiate(single(hidden), head, goals, weights, trained)
                 if layer:
@@ -254,7 +260,7 @@ class PrivateGradients:
         else:
             doubtful = room.sum(0) > TOLERATED * square.sum(0)
         doubtful = (doubtful | self._double) & square.isfinite().all(0) & real
-        for rows in doubtful.nonzero()[:, 0].split(DOUBLE_ROWS):
+        for rows in torch.split(doubtful.nonzero()[:, 0], DOUBLE_ROWS):
             if len(rows):
                 again = tally.again(rows)
                 square[:, rows], room[:, rows] = again.square, again.rounding(torch.float64)
@@ -290,7 +296,7 @@ class PrivateGradients:
             sizes = [-(-p.numel() // ALIGNED) * ALIGNED for p in parameters]
             buffer = torch.empty(sum(sizes), dtype=dtype, device=device)
             self._buffers.append(buffer)
-            for p, part in zip(parameters, buffer.split(sizes), strict=True):
+            for p, part in zip(parameters, torch.split(buffer, sizes), strict=True):
                 self._sums[id(p)] = part[: p.numel()].view(p.shape)
 
     @contextlib.contextmanager
@@ -303,16 +309,16 @@ class PrivateGradients:
             for module, training in modes.items():
                 module.training = training
 
-    def _prove(self, inputs: L.Inputs, loss: L.Loss) -> None:
+    def _prove(self, inputs: losses.Inputs, loss: losses.Loss) -> None:
         """Hold the first two examples against plain autograd and against each other, without dropout.
 
         *Formal guarantees.* Returns only if the rules gave the first example the gradient that autograd gives it (so that no
         use of a parameter went unseen) and both examples the norms together that they have alone (so that no layer
         mixes them up). It finds a layer that mixes examples at all shapes, not one that does so now and then.
         """
-        examples = L.count(inputs)
+        examples = losses.count(inputs)
         tolerance = 5e-2 if torch.is_autocast_enabled(self._trained[0].device.type) else 1e-3
-        pair = [L.rows(inputs, slice(i, i + 1), examples) for i in range(min(2, examples))]
+        pair = [losses.rows(inputs, slice(i, i + 1), examples) for i in range(min(2, examples))]
         with self._evaluating():
             if self._fused is None:
                 self._fused = _can_fuse(self.model, pair[0])
@@ -325,16 +331,18 @@ class PrivateGradients:
                 self._compare(pair[0], loss, alone[0], tolerance)
                 self._unproven.discard("alone")
             if len(pair) == 2:
-                both = self._record(L.rows(inputs, slice(0, 2), examples), loss, fused=fused)
+                both = self._record(losses.rows(inputs, slice(0, 2), examples), loss, fused=fused)
                 together = both.square.sum(0).clamp_min(0).sqrt()
-                if not torch.allclose(together, norms, rtol=tolerance, atol=1e-9 + tolerance * float(norms.max()) * 1e-3):
+                if not torch.allclose(
+                    together, norms, rtol=tolerance, atol=1e-9 + tolerance * float(norms.max()) * 1e-3
+                ):
                     raise Refused(
                         "the examples of a batch are not independent: two records give other gradient norms together than alone. "
                         "Something in the model mixes the records of a batch, or its first dimension is not the batch"
                     )
                 self._unproven.discard("together")
 
-    def _compare(self, row: L.Inputs, loss: L.Loss, tally: Tally, tolerance: float) -> None:
+    def _compare(self, row: losses.Inputs, loss: losses.Loss, tally: Tally, tolerance: float) -> None:
         sums = {id(p): torch.zeros_like(p) for p in self._trained}
         self._add(tally, torch.ones_like(tally.square), lambda p: sums[id(p)])
         true = torch.autograd.grad(loss(self.model, row).sum(), self._trained, allow_unused=True)
@@ -349,33 +357,39 @@ class PrivateGradients:
                 )
         norm = float(tally.square.sum().clamp_min(0).sqrt())
         if abs(norm - whole) > tolerance * whole + 1e-9:
-            raise Refused("the norm that the per-example rules give is not the norm of the gradient that autograd gives")
+            raise Refused(
+                "the norm that the per-example rules give is not the norm of the gradient that autograd gives"
+            )
 
 
 def _parts(model: nn.Module) -> tuple[Any, Any]:
     """The body of a language model, which yields hidden states, and its head; (None, None) if it has no such parts."""
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's wrapper
+    unwrap = getattr(model, "get_base_model", None)  # of PEFT's wrapper
+    inner: Any = unwrap() if callable(unwrap) else model
     body, head = getattr(inner, "base_model", None), getattr(inner, "get_output_embeddings", lambda: None)()
     return (None, None) if body is None or body is inner or type(head) is not nn.Linear else (body, head)
 
 
-def _hidden(model: nn.Module, inputs: L.Inputs) -> Tensor:
+def _hidden(model: nn.Module, inputs: losses.Inputs) -> Tensor:
     body, _ = _parts(model)
     cache = {"use_cache": False} if "use_cache" in inspect.signature(body.forward).parameters else {}
-    hidden: Tensor = body(**L.without_labels(inputs), **cache)[0]
+    hidden: Tensor = body(**losses.without_labels(inputs), **cache)[0]
     return hidden
 
 
 @torch.no_grad()
-def _can_fuse(model: nn.Module, row: L.Inputs) -> bool:
+def _can_fuse(model: nn.Module, row: losses.Inputs) -> bool:
     """Whether the model's logits are just its head applied to its body's hidden states."""
     _, head = _parts(model)
     if head is None:
         return False
     config = getattr(model, "config", None)
-    if any(getattr(config, name, None) not in (None, 1, 1.0) for name in ("final_logit_softcapping", "logit_scale", "logits_scaling")):
+    if any(
+        getattr(config, name, None) not in (None, 1, 1.0)
+        for name in ("final_logit_softcapping", "logit_scale", "logits_scaling")
+    ):
         return False
-    return torch.allclose(model(**L.without_labels(row)).logits, head(_hidden(model, row)), rtol=1e-3, atol=1e-4)
+    return torch.allclose(model(**losses.without_labels(row)).logits, head(_hidden(model, row)), rtol=1e-3, atol=1e-4)
 
 
 def _part() -> tuple[int, int]:

@@ -37,7 +37,9 @@ def differentiate(
     """
     examples, _, features = hidden.shape
     targeted = (goals != IGNORED).any(0).nonzero()
-    window = slice(int(targeted[0]), min(hidden.shape[1], _even(int(targeted[-1]) + 1))) if len(targeted) else slice(0, 1)
+    window = (
+        slice(int(targeted[0]), min(hidden.shape[1], _even(int(targeted[-1]) + 1))) if len(targeted) else slice(0, 1)
+    )
     states, scale, goal = hidden[:, window].detach(), weights[:, window].to(hidden), goals[:, window].clamp_min(0)
     logits = nn.functional.linear(states.reshape(-1, features), head.weight, head.bias)
     torch.softmax(logits, 1, out=logits)
@@ -46,4 +48,6 @@ def differentiate(
     by_head = torch.mm(logits, head.weight).view(states.shape)
     torch.mul(by_head, scale[:, :, None], out=hidden_gradient[:, window])
     activations = (states * scale[:, :, None], scale)
-    return Use(Head(), head, examples, trained, activations, logits.view(examples, -1, logits.shape[1])), hidden_gradient
+    return Use(
+        Head(), head, examples, trained, activations, logits.view(examples, -1, logits.shape[1])
+    ), hidden_gradient

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ..errors import BadInput
 from .rules.base import single
@@ -24,7 +24,7 @@ def targets(inputs: Inputs, task: str) -> Tensor:
     if not isinstance(labels, Tensor):
         raise BadInput(f"task {task!r} needs 'labels' in the batch; {IGNORED} marks positions that are no target")
     if task == "causal":
-        return F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        return functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
     return labels
 
 
@@ -45,19 +45,21 @@ def built_in(task: str, reduction: str) -> Loss:
     def tokens(model: nn.Module, inputs: Inputs) -> Tensor:
         goals = targets(inputs, task)
         logits = model(**without_labels(inputs)).logits
-        each = F.cross_entropy(single(logits).flatten(0, 1), goals.flatten(), ignore_index=IGNORED, reduction="none")
+        each = functional.cross_entropy(
+            single(logits).flatten(0, 1), goals.flatten(), ignore_index=IGNORED, reduction="none"
+        )
         return (each.view(goals.shape) * token_weights(goals, reduction).to(each.dtype)).sum(1)
 
     def classes(model: nn.Module, inputs: Inputs) -> Tensor:
         logits = model(**without_labels(inputs)).logits
-        return F.cross_entropy(single(logits), targets(inputs, task), ignore_index=IGNORED, reduction="none")
+        return functional.cross_entropy(single(logits), targets(inputs, task), ignore_index=IGNORED, reduction="none")
 
-    losses: dict[str, Loss] = {"causal": tokens, "masked": tokens, "classify": classes}
-    if task not in losses:
-        raise BadInput(f"task must be one of {', '.join(losses)}, got {task!r}; or give a loss function to accumulate()")
+    known: dict[str, Loss] = {"causal": tokens, "masked": tokens, "classify": classes}
+    if task not in known:
+        raise BadInput(f"task must be one of {', '.join(known)}, got {task!r}; or give a loss function to accumulate()")
     if reduction not in REDUCTIONS:
         raise BadInput(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
-    return losses[task]
+    return known[task]
 
 
 def without_labels(inputs: Inputs) -> dict[str, Any]:
@@ -75,7 +77,9 @@ def rows(inputs: Inputs, chosen: slice | Tensor, examples: int) -> dict[str, Any
 def count(inputs: Inputs) -> int:
     """How many examples a batch holds."""
     if not isinstance(inputs, Mapping):
-        raise BadInput(f"a batch is a mapping of names to tensors, such as input_ids and labels; got {type(inputs).__name__}")
+        raise BadInput(
+            f"a batch is a mapping of names to tensors, such as input_ids and labels; got {type(inputs).__name__}"
+        )
     sizes = [len(value) for value in inputs.values() if isinstance(value, Tensor) and value.dim()]
     if not sizes:
         raise BadInput("the batch holds no tensor; leave out accumulate() for an empty batch and call release() alone")

@@ -15,7 +15,7 @@ from ..accounting.events import check_number
 from ..errors import BadInput
 from .keystream import Keystream, Secretive, check_part, process
 
-PAIRS = 2**17  # a block of draws: 2.5 MB, so that it stays in cache and calls are few enough not to fight for the GIL
+PAIRS = 2**18  # a block of draws: 5 MB, so that it stays in cache and calls are few enough not to fight for the GIL
 SMALL = 2**16  # elements below which threads do not pay
 STAGED = 2**22  # elements on their way to another device
 MOST_LANES = 16

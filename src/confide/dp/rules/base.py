@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ...errors import Refused
 
+Layers = tuple[type[nn.Module] | str, ...]
 Sums = Callable[[nn.Parameter], Tensor]  # the buffer into which a parameter's weighted sum is added
 HandOver = Callable[[tuple[Tensor, ...], Tensor, frozenset[str]], None]  # activations, gradient, names of parameters
 
@@ -60,7 +61,13 @@ class Use:
             return value.double() if value.is_floating_point() else value
 
         return Use(
-            self.rule, self.module, len(rows), self.trained, take(self.activations), take(self.gradient), take(self.kept)
+            self.rule,
+            self.module,
+            len(rows),
+            self.trained,
+            take(self.activations),
+            take(self.gradient),
+            take(self.kept),
         )
 
     def drop(self, rows: Tensor) -> None:
@@ -79,7 +86,7 @@ class Use:
 class Rule:
     """How one kind of layer is measured and summed. A subclass states its `layers` and is registered by that."""
 
-    layers: ClassVar[tuple[type[nn.Module] | str, ...]] = ()  # classes, or their dotted names to spare an import
+    layers: ClassVar[Layers] = ()  # classes, or their dotted names to spare an import
     replaces_forward: ClassVar[bool] = False
 
     def covers(self, module: nn.Module) -> bool:
@@ -192,7 +199,7 @@ def squared(value: Tensor) -> Tensor:
     cut up.
     """
     square = torch.zeros(len(value), dtype=torch.float64, device=value.device)
-    for part in value.split(2000, dim=-1):
+    for part in torch.split(value, 2000, dim=-1):
         rows = torch.linalg.vector_norm(part, dim=-1).double().square()
         square += rows.reshape(len(rows), -1).sum(1)
     return square

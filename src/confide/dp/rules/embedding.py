@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import Refused
-from .base import Measured, Rule, Sums, Use, register
+from .base import Layers, Measured, Rule, Sums, Use, register
 from .linear import Linear
 
 
@@ -16,12 +16,14 @@ from .linear import Linear
 class Embedding(Rule):
     """`torch.nn.Embedding`, also for position ids of shape [1, T] that stand for every example."""
 
-    layers = (nn.Embedding,)
+    layers: ClassVar[Layers] = (nn.Embedding,)
 
     def check(self, module: nn.Module, name: str) -> None:
         assert isinstance(module, nn.Embedding)
         if module.max_norm is not None or module.scale_grad_by_freq:
-            raise Refused(f"{name}: an embedding with max_norm or scale_grad_by_freq mixes the records of a batch; switch it off")
+            raise Refused(
+                f"{name}: an embedding with max_norm or scale_grad_by_freq mixes the records of a batch; switch it off"
+            )
 
     def inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
         (ids,) = super().inputs(module, args, kwargs)
@@ -30,8 +32,9 @@ class Embedding(Rule):
                 "an embedding was called with ids of one dimension: it cannot be told whether they are positions or examples; "
                 "give them a batch dimension (ids[None] for positions)"
             )
+        assert isinstance(module, nn.Embedding)
         padding = module.padding_idx
-        return (ids if padding is None else ids.masked_fill(ids == padding, -1),)
+        return (ids if padding is None else torch.where(ids == padding, -1, ids),)
 
     def arrange(self, value: Tensor, examples: int) -> Tensor:
         if value.is_floating_point():
@@ -86,7 +89,7 @@ def _matching(use: Use, other: Use, gradient: Tensor, others: Tensor) -> Tensor:
 
 def _equal(use: Use, other: Use) -> Tensor:
     mine, theirs = use.activations[0], other.activations[0]
-    return (mine[:, :, None] == theirs[:, None, :]) & (mine >= 0)[:, :, None]
+    return torch.logical_and(torch.eq(mine[:, :, None], theirs[:, None, :]), torch.ge(mine, 0)[:, :, None])
 
 
 def _spread(use: Use, gradient: Tensor) -> Tensor:

@@ -16,7 +16,9 @@ class Generic(Rule):
 
     def inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
         if kwargs or not all(isinstance(value, Tensor) for value in args):
-            raise Refused(f"{type(module).__name__}: the generic rule covers calls with tensors as plain arguments only")
+            raise Refused(
+                f"{type(module).__name__}: the generic rule covers calls with tensors as plain arguments only"
+            )
         return args
 
     def arrange(self, value: Tensor, examples: int) -> Tensor:
@@ -28,6 +30,7 @@ class Generic(Rule):
 
     def measure(self, use: Use) -> Measured:
         if use.kept is None:
+            assert use.gradient is not None
             names = sorted(use.trained)
             values = {name: use.parameter(name).detach() for name in names}
 
@@ -35,7 +38,7 @@ class Generic(Rule):
                 def run(parameters: dict[str, Tensor]) -> Any:
                     return torch.func.functional_call(use.module, parameters, tuple(value[None] for value in inputs))
 
-                _, pull_back = torch.func.vjp(run, values)
+                pull_back = torch.func.vjp(run, values)[1]
                 (found,) = pull_back(gradient[None])
                 return tuple(found[name] for name in names)
 

@@ -36,7 +36,7 @@ def gram_square(activation: Tensor, gradient: Tensor, bias: float | Tensor | Non
 
 
 def _products(rows: Tensor, bias: float | Tensor | None, left: slice, right: slice) -> Tensor:
-    parts = rows.split(LONGEST, dim=2)
+    parts = torch.split(rows, LONGEST, dim=2)
     products = torch.bmm(parts[0][:, left], parts[0][:, right].transpose(1, 2))
     for part in parts[1:]:
         products = products.double() + torch.bmm(part[:, left], part[:, right].transpose(1, 2))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
-from .base import Measured, Rule, Sums, Use, register, squared
+from .base import Layers, Measured, Rule, Sums, Use, register, squared
 from .gram import gram_square
 
 # A product kept for every example costs memory traffic where the Gram matrices cost arithmetic: so many operations are
 # done in the time of moving one byte (7 on a server's core; tens on a GPU, where the choice matters less).
 OPERATIONS_PER_BYTE = 7.0
+ROOM = 1.75  # numbers of a kept product for each number of activations and gradients that it replaces
 PASSES = 3.0  # writing the kept products, reading them for the norm and for the sum
 
 
@@ -22,7 +25,7 @@ def prefers_direct(positions: int, inputs: int, outputs: int) -> bool:
     """
     gram = 1.5 * positions**2 * (inputs + outputs)
     moved = 4.0 * inputs * outputs * PASSES * OPERATIONS_PER_BYTE
-    room = inputs * outputs <= 2.5 * positions * (inputs + outputs)
+    room = inputs * outputs <= ROOM * positions * (inputs + outputs)
     return room and moved < gram
 
 
@@ -30,7 +33,7 @@ def prefers_direct(positions: int, inputs: int, outputs: int) -> bool:
 class Linear(Rule):
     """`torch.nn.Linear`: weight [out, in]."""
 
-    layers = (nn.Linear,)
+    layers: ClassVar[Layers] = (nn.Linear,)
 
     def product(self, gradient: Tensor, activation: Tensor) -> Tensor:
         """Per-example gradients of the weight, in the weight's own layout."""
@@ -55,10 +58,13 @@ class Linear(Rule):
             assert gradient is not None
             activation = use.activations[0]
             if "weight" in use.trained and not (
-                gradient.dtype == torch.float32 and prefers_direct(gradient.shape[1], activation.shape[2], gradient.shape[2])
+                gradient.dtype == torch.float32
+                and prefers_direct(gradient.shape[1], activation.shape[2], gradient.shape[2])
             ):
                 scale = self.bias_scale(use)
-                return gram_square(activation, gradient, (1.0 if scale is None else scale) if "bias" in use.trained else None)
+                return gram_square(
+                    activation, gradient, (1.0 if scale is None else scale) if "bias" in use.trained else None
+                )
             weight = self.product(gradient, activation) if "weight" in use.trained else None
             use.kept = (weight, self.bias(use) if "bias" in use.trained else None)
             use.activations, use.gradient = (), None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ...errors import Refused
 from .base import Elementwise, Use, register
@@ -24,7 +24,7 @@ class LayerNorm(Elementwise):
     def factor(self, use: Use) -> Tensor:
         module = use.module
         assert isinstance(module, nn.LayerNorm)
-        return F.layer_norm(use.activations[0], module.normalized_shape, None, None, module.eps)
+        return functional.layer_norm(use.activations[0], module.normalized_shape, None, None, module.eps)
 
 
 @register
@@ -48,7 +48,9 @@ class RMSNorm(Elementwise):
             out, normalised = module(x), _normalised(module, x)
             usual = any(torch.allclose(out, normalised * (weight + one), rtol=1e-2, atol=1e-3) for one in (0.0, 1.0))
         if weight.dim() != 1 or not usual:
-            raise Refused(f"{name}: {type(module).__name__} does not compute what an RMSNorm computes; register a rule for it")
+            raise Refused(
+                f"{name}: {type(module).__name__} does not compute what an RMSNorm computes; register a rule for it"
+            )
 
     def factor(self, use: Use) -> Tensor:
         return _normalised(use.module, use.activations[0])
