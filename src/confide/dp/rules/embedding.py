@@ -95,7 +95,8 @@ def _equal(use: Use, other: Use) -> Tensor:
 def _spread(use: Use, gradient: Tensor) -> Tensor:
     lengths = torch.linalg.vector_norm(gradient, dim=2)
     reached = torch.bmm(_equal(use, use).to(lengths.dtype), lengths[:, :, None])[:, :, 0]
-    return (reached * lengths).double().sum(1)
+    squared: Tensor = (reached * lengths).double().sum(1)
+    return squared
 
 
 @register
