@@ -227,6 +227,13 @@ def test_the_last_step_must_be_released_too():
         list(plan.run())
 
 
+def test_an_empty_step_cannot_be_left_out():
+    steps = Plan(records=1, sampling_rate=1e-9, steps=3, noise_multiplier=1.0).run()
+    assert len(next(steps).indices) == 0
+    with pytest.raises(Refused, match="an empty batch too must be noised"):
+        next(steps)
+
+
 def test_an_empty_draw_has_no_microbatches_and_is_released_like_any_other():
     plan = Plan(records=1, sampling_rate=1e-9, steps=3, noise_multiplier=1.0)
     for step in plan.run():

@@ -216,6 +216,66 @@ MISTAKES = {
         "        if digest in candidates:\n            yield slot\n",
         "screening/test_dedup.py::test_a_verified_filter_of_64_bits_finds_what_exact_dedup_finds",
     ),
+    "tied weights without their cross term": (
+        "dp/engine.py",
+        "self.square[group] += 2 * use.rule.inner(use, other, frozenset(names)).cpu()",
+        "pass",
+        "dp/test_rules.py::test_norms_and_clipped_sums_are_those_of_single_examples[tied-dtype0-gram]",
+    ),
+    "norms without their rounding term": (
+        "dp/clipping.py",
+        "return (square.abs() * OF_SQUARE + spread * OF_SPREAD) * 2.0**-24",
+        "return spread * 0",
+        "dp/test_rounding.py::test_the_bound_on_a_squared_norm_is_never_below_the_truth[(128, 96, 384)]",
+    ),
+    "a later batch that wipes out the sum": (
+        "dp/engine.py",
+        "            self._started = True\n",
+        "",
+        "dp/test_engine.py::test_batches_of_any_size_make_the_same_sum[fused head-1]",
+    ),
+    "norms in bfloat16": (
+        "dp/rules/base.py",
+        "return torch.autocast(value.device.type, enabled=False)",
+        "return torch.autocast(value.device.type, enabled=torch.is_autocast_enabled(value.device.type))",
+        "dp/test_models.py::test_bfloat16_autocast_is_close_and_still_clipped",
+    ),
+    "a gradient that is not finite times zero": (
+        "dp/engine.py",
+        "        if bool(nothing.any()):\n",
+        "        if False:\n",
+        "dp/test_engine.py::test_a_record_whose_gradient_is_not_finite_contributes_zero[nan-flat]",
+    ),
+    "padding rows that count": (
+        "dp/clipping.py",
+        "finite = bound.isfinite().all(0) & real",
+        "finite = bound.isfinite().all(0)",
+        "dp/test_engine.py::test_padding_rows_count_for_nothing",
+    ),
+    "each layer clipped to the whole norm": (
+        "dp/clipping.py",
+        "self.norm / math.sqrt(len(bound)), bound.sqrt()",
+        "self.norm, bound.sqrt()",
+        "dp/test_engine.py::test_no_record_contributes_more_than_the_clipping_norm[0.1-per-layer]",
+    ),
+    "positions that share one gradient": (
+        "dp/capture.py",
+        "output = output.expand(self.examples, *output.shape[1:])",
+        "pass",
+        "dp/test_rules.py::test_norms_and_clipped_sums_are_those_of_single_examples[positions for all-dtype0-gram]",
+    ),
+    "half of the noise over two processes": (
+        "dp/engine.py",
+        "part=_part())\n            self._started",
+        "part=(0, 2) if _part()[1] > 1 else (0, 1))\n            self._started",
+        "dp/test_distributed.py::test_noise_is_added_once_over_both_processes_and_every_parameter_gets_it",
+    ),
+    "a step without records that is left out": (
+        "dp/plan.py",
+        "                if not step.released:\n",
+        "                if not step.released and len(step.indices):\n",
+        "dp/test_plan.py::test_an_empty_step_cannot_be_left_out",
+    ),
 }
 
 RUN = """
