@@ -225,10 +225,9 @@ def test_an_empty_step_is_noised_on_every_parameter():
     step = next(plan.run())
     assert len(step.indices) == 0
     private.release(step)
-    for parameter in model.parameters():
-        assert float(parameter.grad.abs().min()) > 0
-        deviation = parameter.grad * plan.expected_batch
-        assert float(deviation.std()) == pytest.approx(1.0, rel=0.5)
+    noise = torch.cat([p.grad.flatten() for p in model.parameters()]) * plan.expected_batch
+    assert (noise != 0).all()
+    assert float(noise.std()) == pytest.approx(1.0, rel=6 / math.sqrt(2 * len(noise)))
 
 
 def test_rows_of_an_embedding_that_no_record_touched_are_noised():
