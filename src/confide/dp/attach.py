@@ -44,6 +44,8 @@ def find_layers(model: nn.Module, *, generic: bool) -> list[Layer]:
         if not generic:
             raise Refused(_without_rule(name, module, lent))
         ruled.append(Layer(name, module, Generic(), lent))
+    if len({getattr(layer.module, n).dtype for layer in ruled for n in layer.trained}) > 1:
+        raise Refused("the trainable parameters have several precisions; make them one with model.float()")
     for layer in ruled:
         for n in layer.trained:
             dtype = getattr(layer.module, n).dtype

@@ -54,14 +54,17 @@ class Capture:
         self.examples, self._seen, self._backward = examples, seen, False
         for parameter in parameters:
             parameter.requires_grad_(False)
+        own = {layer: layer.module.__dict__.get("forward") for layer in replaced}  # of the instance, if it has one
         for layer in replaced:
             layer.module.forward = layer.rule.forward(layer.module, self._tap(layer))
         try:
             with torch.enable_grad():
                 yield
         finally:
-            for layer in replaced:
+            for layer, forward in own.items():
                 del layer.module.forward
+                if forward is not None:
+                    layer.module.forward = forward
             for parameter in parameters:
                 parameter.requires_grad_(True)
             self._seen = None
@@ -94,7 +97,7 @@ class Capture:
                 output = output.expand(self.examples, *output.shape[1:])
             elif len(output) % self.examples:
                 raise Refused(
-                    f"{layer.name}: an output of {len(output)} rows cannot be shared out to {self.examples} examples; the first "
+                    f"{layer.name}: the rows of its output cannot be shared out to the examples of the batch; the first "
                     "dimension of every layer's output must be the batch"
                 )
             if not output.requires_grad:

@@ -13,8 +13,9 @@ from ..errors import BadInput
 # Rounding of a squared norm in single precision, in units of 2⁻²⁴ times the square and times the squared spread
 OF_SQUARE, OF_SPREAD = 256.0, 0.5
 IN_DOUBLE = 2.0**-37  # of the squared spread: more than n·2⁻⁵³ for inner products of n < 10⁵ terms
-ROOM = {torch.float32: 2.0**-20, torch.float64: 2.0**-45}  # for rounding of the weights and of the weighted product
-TOLERATED = 1e-4  # relative rounding term beyond which norms are taken again in double precision
+CANCELLING = 1024.0  # squared spread over square from which norms and sums are taken in double precision
+ROOM = {torch.float32: 2.0**-20, torch.float64: 2.0**-45}  # for rounding of the weights
+PAID = 1 + 2.0**-12  # noise is larger by this much than σ·C, for what rounding may add to a contribution
 STABILIZER = 0.01  # of automatic clipping (Bu et al. 2206.07136)
 KINDS = ("flat", "automatic", "per-layer")
 
@@ -53,15 +54,16 @@ class Clipping:
 
 
 def rounding(square: Tensor, spread: Tensor, dtype: torch.dtype) -> Tensor:
-    """An upper bound of what rounding took from a squared norm computed in `dtype`; `spread` is the squared spread.
+    """What rounding may have taken from a squared norm computed in `dtype`; `spread` is the squared spread.
 
     *Formal guarantees.* In double precision the error of inner products of n terms, n·u·Σ|x_i y_i| in any order of summation,
-    is below 2⁻³⁷ of the squared spread for n < 10⁵: nothing is assumed. In single precision that worst case would
-    be far above what happens; assumed is that a matrix product sums in blocks of at most some four hundred terms, so that
-    sums which lose all small terms lose at most 256·2⁻²⁴ of the square, and that errors of different signs leave at most
-    half of 2⁻²⁴ of the squared spread. tests/dp/test_rounding.py holds this against sums that cancel and stagnate on
-    purpose. Where the whole term exceeds 10⁻⁴ of the square, norms are taken again in double precision;
-    `norms="float64"` always does that and assumes nothing.
+    is below 2⁻³⁷ of the squared spread for n < 10⁵: nothing is assumed. In single precision that worst case is far
+    above what happens, and a model stands in its place: a matrix product sums in blocks of at most some four hundred
+    terms, so that sums which lose all their small terms lose at most about 200·2⁻²⁴ each, and errors of different
+    signs leave at most half of 2⁻²⁴ of the squared spread. What the model leaves open (both Gram matrices stagnating
+    at once, the rounding of the weighted sum itself) stays below 2⁻¹² of the norm where the squared spread is at most
+    1024 squares, and is paid for by noise that is larger by 2⁻¹² (`PAID`); beyond, norms *and* sums are taken in double
+    precision. tests/dp/test_rounding.py holds all this against sums that cancel and stagnate on purpose.
     """
     if dtype == torch.float64:
         return spread * IN_DOUBLE

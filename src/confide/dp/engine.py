@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from ..errors import BadInput, Refused
 from . import losses
 from .attach import find_layers, group_layers
-from .capture import Capture
-from .clipping import TOLERATED, Clipping, rounding
+from .capture import Capture, Seen
+from .clipping import CANCELLING, PAID, Clipping, rounding
 from .head import differentiate
 from .memory import keep_memory
 from .noise import GaussianNoise
@@ -29,6 +29,12 @@ from .rules.base import Sums, exactly, single
 
 _ATTACHED: weakref.WeakKeyDictionary[nn.Module, weakref.ref[PrivateGradients]] = weakref.WeakKeyDictionary()
 ALIGNED = 16  # numbers: each parameter's part of a buffer starts at a multiple
+CANDIDATES = 4  # examples of a batch that are looked at to prove the rules
+SPOILT = "a batch of this step failed and its sum is lost: make new PrivateGradients and start the run again"
+MIXED = (
+    "the examples of a batch are not independent: what one record gives depends on the others. Something in the model mixes the "
+    "records of a batch, or the first dimension of a layer is not the batch"
+)
 DOUBLE_ROWS = 4  # examples whose norms are taken in double precision at a time
 
 
@@ -63,8 +69,13 @@ class Tally:
             self.square[group] += 2 * use.rule.inner(use, other, frozenset(names)).cpu()
         self.uses.append(use)
 
+    @property
+    def spread(self) -> Tensor:
+        """The squared spreads."""
+        return self._spread.square()
+
     def rounding(self, dtype: torch.dtype) -> Tensor:
-        return rounding(self.square, self._spread.square(), dtype)
+        return rounding(self.square, self.spread, dtype)
 
     def again(self, rows: Tensor) -> Tally:
         """The same for some examples, in double precision."""
@@ -72,6 +83,17 @@ class Tally:
         for use in self.uses:
             tally.see(use.select(rows))
         return tally
+
+
+class Doubts:
+    """What the first batches have not yet proven; looked at in batches 1, 2, 4, 8, … until nothing is left."""
+
+    def __init__(self, parameters: set[int]) -> None:
+        self.parameters, self.independence, self._batches = parameters, True, 0
+
+    def due(self) -> bool:
+        self._batches += 1
+        return bool(self.parameters or self.independence) and self._batches & (self._batches - 1) == 0
 
 
 class PrivateGradients:
@@ -107,42 +129,42 @@ class PrivateGradients:
         task: str | None = None,
         reduction: str = "mean",
         clipping: str = "flat",
-        norms: str = "float32",
+        exact: bool = False,
         generic: bool = False,
         checked: bool = True,
     ) -> None:
-        if norms not in ("float32", "float64"):
-            raise BadInput(f"norms must be float32 or float64, got {norms!r}")
-        other = _ATTACHED.get(model) if isinstance(model, nn.Module) else None
-        if other is not None and other() is not None:
-            raise BadInput("this model already has PrivateGradients: call detach() on the first one")
         self.model, self.plan = model, plan
         self.clipping = Clipping(plan.clip_norm, clipping)
         self._layers = find_layers(model, generic=generic)
+        others = (_ATTACHED.get(layer.module) for layer in self._layers)
+        if any(other is not None and other() is not None for other in others):
+            raise BadInput("this model already has PrivateGradients: call detach() on the first one")
         self._groups = group_layers(self._layers)
+        self._dtype = getattr(self._layers[0].module, next(iter(self._layers[0].trained))).dtype
         self._names = {id(p): name for name, p in model.named_parameters()}
         self._trained = list({id(p): p for p in model.parameters() if p.requires_grad}.values())
         self._loss = None if task is None else losses.built_in(task, reduction)
-        self._task, self._reduction, self._double = task, reduction, norms == "float64"
+        self._reduction, self._exact = reduction, exact
         self._fused: bool | None = None if task == "causal" else False  # None: not yet known
-        self._unproven = {"alone", "together"} if checked else set()
+        self._doubts = Doubts({id(p) for p in self._trained}) if checked else None
         self._noise = GaussianNoise()
-        self._buffers: list[Tensor] = []
-        self._sums: dict[int, Tensor] = {}
         self._clear()
         self._capture = Capture(self._layers)
-        _ATTACHED[model] = weakref.ref(self)
+        for layer in self._layers:
+            _ATTACHED[layer.module] = weakref.ref(self)
         if all(p.device.type == "cpu" for p in self._trained):
             keep_memory()
 
     def detach(self) -> None:
         """Take the hooks off the model."""
         self._capture.remove()
-        _ATTACHED.pop(self.model, None)
+        for layer in self._layers:
+            _ATTACHED.pop(layer.module, None)
 
     def _clear(self, *, spoilt: bool = False) -> None:
-        """Forget the sums of a step; a spoilt one cannot be released."""
-        self._started = False
+        """Let go of the sums of a step; a spoilt one cannot be released."""
+        self._buffers: list[Tensor] = []
+        self._sums: dict[int, Tensor] = {}
         self._rows = -1 if spoilt else 0
 
     @property
@@ -157,7 +179,8 @@ class PrivateGradients:
         returns one loss per example. `real` marks the examples that are records; others are padding and count nothing.
 
         *Formal guarantees.* Splitting a step's records into batches, their order and the width of padding change the
-        sum by rounding only. A record whose gradient is not finite, or that has no target, contributes zero.
+        sum by rounding only. A record whose gradient is not finite, or that has no target, contributes zero. `p.grad` is
+        None until `release`: nobody sees a sum before its noise is in.
         """
         try:
             self._accumulate(inputs, loss or self._loss, real)
@@ -169,23 +192,25 @@ class PrivateGradients:
         """Set `p.grad` of every trainable parameter to the step's noised sum over the expected batch size.
 
         *Formal guarantees.* Noise is added to every trainable parameter, also in a step without records and in
-        embedding rows that no record touched. A step can be released once, and only with all the records that the plan
-        drew for it. Over several processes noise is drawn once in total, in shares.
+        embedding rows that no record touched. A step can be released once, by its own plan, and only if as many records
+        were accumulated as it drew; that they are those records is up to the caller. Over several processes noise is drawn
+        once in total, in shares. The gradient is handed over: the engine keeps no reference to it.
         """
-        rows = self._rows
+        if self._rows < 0:
+            raise Refused(SPOILT)
+        self.plan.refuse_foreign(step)
+        if step.part != _part():
+            raise Refused("the step was drawn for another process: draw and release it in the same one")
         try:
-            self.plan.refuse_foreign(step)
-            if step.part != _part():
-                raise Refused("the step was drawn for another process: draw and release it in the same one")
-            step.spend(self.plan, rows)
-            gradients = [self._sum(p) for p in self._trained]
+            step.spend(self.plan, self._rows)
+            self._begin()
             if step.part[1] > 1:
                 for buffer in self._buffers:
                     torch.distributed.all_reduce(buffer)
+            for parameter in self._trained:
+                parameter.grad = self._sums[id(parameter)]
         finally:
             self._clear()
-        for parameter, gradient in zip(self._trained, gradients, strict=True):
-            parameter.grad = gradient
 
     def _accumulate(self, inputs: losses.Inputs, loss: losses.Loss | None, real: Tensor | None) -> None:
         examples = losses.count(inputs)
@@ -193,22 +218,24 @@ class PrivateGradients:
         if real is None:
             real = torch.ones(examples, dtype=torch.bool)
         elif real.shape != (examples,) or real.dtype != torch.bool:
-            raise BadInput(f"real must be {examples} booleans, one per example")
-        if self._unproven:
-            self._prove(inputs, loss)
-        tally = self._record(inputs, loss, fused=bool(self._fused) and loss is self._loss)
+            raise BadInput("real must hold one boolean for each example")
+        self._begin()
+        if self._fused is None:
+            with self._evaluating():
+                self._fused = _can_fuse(self.model, losses.rows(inputs, slice(0, 1), examples))
+        if self._doubts and self._doubts.due():
+            self._prove(inputs, loss, real)
+        tally = self._record(inputs, loss)
         with exactly(self._trained[0]):
-            self._add(tally, self._weights(tally, real) / self.plan.expected_batch, self._sum)
+            self._add_clipped(tally, real, lambda p: self._sums[id(p)], 1 / self.plan.expected_batch)
         self._rows += int(real.sum())
 
     def _check_state(self, loss: losses.Loss | None) -> losses.Loss:
         if self._rows < 0:
-            raise Refused(
-                "an earlier batch of this step failed: its sum is lost; draw no more from it and start the run again"
-            )
+            raise Refused(SPOILT)
         if loss is None:
             raise BadInput("no loss: name a task (causal, masked, classify) or give accumulate() a loss function")
-        if _ATTACHED.get(self.model, lambda: None)() is not self:
+        if _ATTACHED.get(self._layers[0].module, lambda: None)() is not self:
             raise BadInput("these PrivateGradients were detached from the model; make new ones")
         if not self.model.training:
             raise BadInput(
@@ -216,11 +243,16 @@ class PrivateGradients:
             )
         if not torch.is_grad_enabled():
             raise BadInput("accumulate() was called under torch.no_grad(): no gradient can be computed")
-        if any(not p.requires_grad for p in self._trained) or sum(
-            p.requires_grad for p in self.model.parameters()
-        ) != len(self._trained):
+        now = {id(p): p for p in self.model.parameters() if p.requires_grad}
+        if list(now) != [id(p) for p in self._trained] or {p.dtype for p in self._trained} != {self._dtype}:
             raise BadInput(
-                "requires_grad of a parameter changed after PrivateGradients was made: detach() it and make it anew"
+                "the model's trainable parameters, their requires_grad or their precision changed after PrivateGradients was "
+                "made: detach() it and make it anew"
+            )
+        if torch.get_float32_matmul_precision() != "highest":
+            raise Refused(
+                "float32 products run at reduced precision, of which the rounding terms know nothing; call "
+                "torch.set_float32_matmul_precision('highest') and use bfloat16 autocast for speed"
             )
         device = self._trained[0].device.type
         if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16:
@@ -230,71 +262,78 @@ class PrivateGradients:
             )
         return loss
 
-    def _record(self, inputs: losses.Inputs, loss: losses.Loss, *, fused: bool) -> Tally:
-        """One forward and one backward pass."""
+    def _record(self, inputs: losses.Inputs, loss: losses.Loss, seen: Seen | None = None, only: int | None = None) -> Tally:
+        """One forward and one backward pass: of the losses of all examples, or of one example's alone."""
         examples = losses.count(inputs)
         tally = Tally(self._groups, examples)
-        with self._capture.recording(self._trained, examples, tally.see):
-            if not fused:
+        chosen = torch.ones(examples, dtype=torch.bool) if only is None else torch.arange(examples) == only
+        with self._capture.recording(self._trained, examples, seen or tally.see):
+            if not self._fused or loss is not self._loss:
                 each = losses.check_losses(loss(self.model, inputs), examples)
-                self._capture.backward(each, torch.ones_like(each))
+                self._capture.backward(each, chosen.to(each))
                 return tally
             hidden, head = _hidden(self.model, inputs), _parts(self.model)[1]
             goals = losses.targets(inputs, "causal")
             layer = next((layer for layer in self._layers if layer.module is head), None)
             trained = layer.trained if layer else frozenset[str]()
-            weights = losses.token_weights(goals, self._reduction)
+            weights = losses.token_weights(goals, self._reduction) * chosen.to(goals)[:, None]
             with exactly(hidden):
                 use, gradient = differentiate(single(hidden), head, goals, weights, trained)
-                if layer:
+                if layer and only is None:
                     tally.see(use)
                 del use
             self._capture.backward(hidden, gradient.to(hidden.dtype))
         return tally
 
-    def _weights(self, tally: Tally, real: Tensor) -> Tensor:
-        """The weight of each example in each group, after taking doubtful norms again in double precision."""
-        square, room = tally.square, tally.rounding(self._trained[0].dtype)
-        if self.clipping.kind == "per-layer":
-            doubtful = (room > TOLERATED * square).any(0)
-        else:
-            doubtful = room.sum(0) > TOLERATED * square.sum(0)
-        doubtful = (doubtful | self._double) & square.isfinite().all(0) & real
-        for rows in torch.split(doubtful.nonzero()[:, 0], DOUBLE_ROWS):
+    def _add_clipped(self, tally: Tally, real: Tensor, sums: Sums, scale: float) -> None:
+        """Add the tally's clipped gradients, times `scale`; those that cancel too much for single precision, in double.
+
+        *Formal guarantees.* See `Clipping.weights` and `rounding`. In double precision an example's gradient is formed,
+        measured and summed before it is rounded once, on its way into the sum.
+        """
+        cancelling = tally.spread > CANCELLING * tally.square.clamp_min(0)
+        cancelling = cancelling.any(0) if self.clipping.kind == "per-layer" else _flat(tally)
+        double = (cancelling | self._exact) & tally.square.isfinite().all(0) & real & (self._dtype == torch.float32)
+        weights = self.clipping.weights(tally.square, tally.rounding(self._dtype), real & ~double, self._dtype)
+        for rows in torch.split(double.nonzero()[:, 0], DOUBLE_ROWS):
             if len(rows):
                 again = tally.again(rows)
-                square[:, rows], room[:, rows] = again.square, again.rounding(torch.float64)
-        weights = self.clipping.weights(square, room, real, self._trained[0].dtype)
+                every = torch.ones(len(rows), dtype=torch.bool)
+                own = self.clipping.weights(again.square, again.rounding(torch.float64), every, self._dtype)
+                exact: dict[int, Tensor] = {}
+                for parameter in self._trained:
+                    exact[id(parameter)] = torch.zeros_like(parameter, dtype=torch.float64)
+                self._add(again, own * scale, lambda p, exact=exact: exact[id(p)])  # type: ignore[misc]
+                for parameter in self._trained:
+                    sums(parameter).add_(exact[id(parameter)])
         nothing = (weights == 0).all(0)
         if bool(nothing.any()):
             for use in tally.uses:
                 use.drop(nothing)
-        return weights
+        self._add(tally, weights * scale, sums)
 
     def _add(self, tally: Tally, weights: Tensor, sums: Sums) -> None:
-        like = self._trained[0]
         while tally.uses:
             use = tally.uses.pop()
-            use.rule.add(use, weights[self._groups[use.module]].to(like), sums)
+            own = weights[self._groups[use.module]]
+            use.rule.add(use, own.to(sums(use.parameter(next(iter(use.trained)))) if use.trained else own), sums)
 
-    def _sum(self, parameter: nn.Parameter) -> Tensor:
-        """The buffer of a parameter's sum; the first call of a step fills them all with this process's noise."""
-        if not self._started:
-            if not self._buffers:
-                self._allocate()
-            for buffer in self._buffers:
-                self._noise.fill_(buffer, self.plan.noise_std / self.plan.expected_batch, part=_part())
-            self._started = True
-        return self._sums[id(parameter)]
+    def _begin(self) -> None:
+        """The buffers of a step's sums, filled with this process's noise; one for all parameters of a device, for speed.
 
-    def _allocate(self) -> None:
-        """One buffer for all parameters of a device and precision, used again in every step, so that noise is drawn in one go."""
-        alike: dict[tuple[torch.device, torch.dtype], list[nn.Parameter]] = {}
+        They are made anew for every step, before anything else of it and after the last gradient is let go, so that
+        no one outside holds them and they take the place of the last.
+        """
+        if self._buffers:
+            return
+        alike: dict[torch.device, list[nn.Parameter]] = {}
         for parameter in self._trained:
-            alike.setdefault((parameter.device, parameter.dtype), []).append(parameter)
-        for (device, dtype), parameters in alike.items():
+            parameter.grad = None
+            alike.setdefault(parameter.device, []).append(parameter)
+        for device, parameters in alike.items():
             sizes = [-(-p.numel() // ALIGNED) * ALIGNED for p in parameters]
-            buffer = torch.empty(sum(sizes), dtype=dtype, device=device)
+            buffer = torch.empty(sum(sizes), dtype=self._dtype, device=device)
+            self._noise.fill_(buffer, PAID * self.plan.noise_std / self.plan.expected_batch, part=_part())
             self._buffers.append(buffer)
             for p, part in zip(parameters, torch.split(buffer, sizes), strict=True):
                 self._sums[id(p)] = part[: p.numel()].view(p.shape)
@@ -309,44 +348,48 @@ class PrivateGradients:
             for module, training in modes.items():
                 module.training = training
 
-    def _prove(self, inputs: losses.Inputs, loss: losses.Loss) -> None:
-        """Hold the first two examples against plain autograd and against each other, without dropout.
+    def _prove(self, inputs: losses.Inputs, loss: losses.Loss, real: Tensor) -> None:
+        """Hold some examples against plain autograd and against each other.
 
-        *Formal guarantees.* Returns only if the rules gave the first example the gradient that autograd gives it (so that no
-        use of a parameter went unseen) and both examples the norms together that they have alone (so that no layer
-        mixes them up). It finds a layer that mixes examples at all shapes, not one that does so now and then.
+        *Formal guarantees.* What is not yet proven stays in `_doubts`. A parameter leaves it when the rules gave it the
+        gradient that autograd gives it, and that was not zero (so that no use of it went unseen). Independence leaves it
+        when, in training mode, one example's loss had a gradient of exactly zero at every other example of the batch, and
+        when, without dropout, two examples have the norms together that they have alone. A layer that mixes examples
+        only now and then, or through statistics that carry no gradient and only in training, is not found.
         """
+        assert self._doubts is not None
         examples = losses.count(inputs)
         tolerance = 5e-2 if torch.is_autocast_enabled(self._trained[0].device.type) else 1e-3
-        pair = [losses.rows(inputs, slice(i, i + 1), examples) for i in range(min(2, examples))]
+        candidates = real.nonzero()[:CANDIDATES, 0].tolist()
         with self._evaluating():
-            if self._fused is None:
-                self._fused = _can_fuse(self.model, pair[0])
-            fused = self._fused and loss is self._loss
-            alone = [self._record(row, loss, fused=fused) for row in pair]
-            norms = torch.cat([tally.square.sum(0).clamp_min(0).sqrt() for tally in alone])
-            if not norms.isfinite().all():
+            alone = {i: self._record(losses.rows(inputs, slice(i, i + 1), examples), loss) for i in candidates}
+            norms = {i: float(tally.square.sum().clamp_min(0).sqrt()) for i, tally in alone.items()}
+            live = [i for i in candidates if math.isfinite(norms[i]) and norms[i] > 0]
+            for i in live:
+                if self._doubts.parameters:
+                    self._compare(losses.rows(inputs, slice(i, i + 1), examples), loss, alone[i], tolerance)
+            if len(live) < 2 or not self._doubts.independence:
                 return
-            if "alone" in self._unproven:
-                self._compare(pair[0], loss, alone[0], tolerance)
-                self._unproven.discard("alone")
-            if len(pair) == 2:
-                both = self._record(losses.rows(inputs, slice(0, 2), examples), loss, fused=fused)
-                together = both.square.sum(0).clamp_min(0).sqrt()
-                if not torch.allclose(
-                    together, norms, rtol=tolerance, atol=1e-9 + tolerance * float(norms.max()) * 1e-3
-                ):
-                    raise Refused(
-                        "the examples of a batch are not independent: two records give other gradient norms together than alone. "
-                        "Something in the model mixes the records of a batch, or its first dimension is not the batch"
-                    )
-                self._unproven.discard("together")
+            pair = losses.rows(inputs, torch.tensor(live[:2]), examples)
+            together = self._record(pair, loss).square.sum(0).clamp_min(0).sqrt()
+            for found, i in zip(together.tolist(), live[:2], strict=True):
+                if abs(found - norms[i]) > tolerance * norms[i]:
+                    raise Refused(MIXED)
+
+        def seen(use: Use) -> None:
+            assert use.gradient is not None
+            if bool((use.gradient[1:] != 0).any()):
+                raise Refused(MIXED)
+
+        self._record(pair, loss, seen, only=0)
+        self._doubts.independence = abs(norms[live[0]] - norms[live[1]]) <= 1e-6 * norms[live[0]]
 
     def _compare(self, row: losses.Inputs, loss: losses.Loss, tally: Tally, tolerance: float) -> None:
         sums = {id(p): torch.zeros_like(p) for p in self._trained}
         self._add(tally, torch.ones_like(tally.square), lambda p: sums[id(p)])
         true = torch.autograd.grad(loss(self.model, row).sum(), self._trained, allow_unused=True)
         whole = math.sqrt(sum(float(g.double().square().sum()) for g in true if g is not None))
+        assert self._doubts is not None
         for parameter, gradient in zip(self._trained, true, strict=True):
             difference = sums[id(parameter)] - (0.0 if gradient is None else gradient)
             size = 0.0 if gradient is None else float(torch.linalg.vector_norm(gradient))
@@ -355,6 +398,8 @@ class PrivateGradients:
                     f"{self._names[id(parameter)]}: the per-example rule does not give the gradient that autograd gives; a use of "
                     "the parameter outside its module's forward is not seen, or the module has a rule that is wrong for it"
                 )
+            if size > 0:
+                self._doubts.parameters.discard(id(parameter))
         norm = float(tally.square.sum().clamp_min(0).sqrt())
         if abs(norm - whole) > tolerance * whole + 1e-9:
             raise Refused(
@@ -390,6 +435,11 @@ def _can_fuse(model: nn.Module, row: losses.Inputs) -> bool:
     ):
         return False
     return torch.allclose(model(**losses.without_labels(row)).logits, head(_hidden(model, row)), rtol=1e-3, atol=1e-4)
+
+
+def _flat(tally: Tally) -> Tensor:
+    """Which examples cancel, all layers together."""
+    return tally.spread.sum(0) > CANCELLING * tally.square.sum(0).clamp_min(0)
 
 
 def _part() -> tuple[int, int]:

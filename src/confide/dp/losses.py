@@ -84,17 +84,22 @@ def count(inputs: Inputs) -> int:
     if not sizes:
         raise BadInput("the batch holds no tensor; leave out accumulate() for an empty batch and call release() alone")
     if "labels" in inputs and len(inputs["labels"]) != sizes[0]:
-        raise BadInput(f"the batch has labels for {len(inputs['labels'])} examples but inputs for {sizes[0]}")
+        raise BadInput("the batch has labels for another number of examples than it has inputs")
     return sizes[0]
 
 
 def check_losses(losses: Any, examples: int) -> Tensor:
     """Refuse anything but one loss per example."""
     if not isinstance(losses, Tensor) or losses.shape != (examples,):
-        shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        if not isinstance(losses, Tensor):
+            got = f"a {type(losses).__name__}"
+        elif losses.dim() == 1:
+            got = "another number of them"
+        else:
+            got = f"a tensor of {losses.dim()} dimensions"
         raise BadInput(
-            f"the loss function must return one loss per example: for {examples} of them shape ({examples},), got {shape}; a loss already "
-            "averaged over the batch cannot be clipped by example (use reduction='none' and sum over each record's tokens)"
+            f"the loss function must return a tensor with one loss per example, got {got}; a loss already averaged over the batch "
+            "cannot be clipped by example (use reduction='none' and sum over each record's tokens)"
         )
     if not torch.is_grad_enabled():
         raise BadInput("the loss was computed without gradients; do not call accumulate() under torch.no_grad()")

@@ -199,7 +199,7 @@ def squared(value: Tensor) -> Tensor:
     cut up.
     """
     square = torch.zeros(len(value), dtype=torch.float64, device=value.device)
-    for part in torch.split(value, 2000, dim=-1):
+    for part in torch.split(value.contiguous(), 2000, dim=-1):
         rows = torch.linalg.vector_norm(part, dim=-1).double().square()
         square += rows.reshape(len(rows), -1).sum(1)
     return square
@@ -228,10 +228,15 @@ class Elementwise(Rule):
         return Measured(square, square)
 
     def inner(self, use: Use, other: Use, names: frozenset[str]) -> Tensor:
-        if not isinstance(other.rule, Elementwise):
-            return super().inner(use, other, names)
-        pairs = zip(use.kept, other.kept, strict=True)
-        return sum(((a.double() * b.double()).sum(1) for a, b in pairs), torch.zeros((), dtype=torch.float64))
+        result = torch.zeros(use.examples, dtype=torch.float64)
+        for name in names:
+            if not isinstance(other.rule, Elementwise) or name not in other.trained:
+                return super().inner(use, other, names)
+            if use.parameter(name) is not other.parameter(name):
+                return super().inner(use, other, names)
+            mine, theirs = sorted(use.trained).index(name), sorted(other.trained).index(name)
+            result += (use.kept[mine].double() * other.kept[theirs].double()).sum(1)
+        return result
 
     def add(self, use: Use, weights: Tensor, sums: Sums) -> None:
         for name, part in zip(sorted(use.trained), use.kept, strict=True):

@@ -14,6 +14,7 @@ class Conv1D(Linear):
     """The rule of `Linear` with the weight transposed."""
 
     layers = ("transformers.pytorch_utils.Conv1D",)
+    transposed = True
 
     def product(self, gradient: Tensor, activation: Tensor) -> Tensor:
         return torch.bmm(activation.transpose(1, 2), gradient)

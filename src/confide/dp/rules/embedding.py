@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import Refused
-from .base import Layers, Measured, Rule, Sums, Use, register
+from .base import Layers, Measured, Rule, Sums, Use, register, squared
 from .linear import Linear
 
 
@@ -42,61 +42,45 @@ class Embedding(Rule):
         return super().arrange(value[..., None], examples)[..., 0]
 
     def measure(self, use: Use) -> Measured:
-        """Σ_ts [id_t = id_s] g_t·g_s.
+        """The record's gradient for each id, kept at the id's first position: Σ_s [id_s = id_t] g_s.
 
-        *Formal guarantees.* The square is exact but for rounding; its error is at most κ·u·Σ_ts [id_t = id_s]‖g_t‖‖g_s‖, the
-        squared spread. Padding ids (-1 here) count for nothing: the table's padding row is never trained.
+        *Formal guarantees.* These rows are themselves what is added to the table, so that no rounding stands between them
+        and their norm. Padding ids (-1 here) count for nothing: the table's padding row is never trained.
         """
-        gradient = use.gradient
-        assert gradient is not None
-        return Measured(_matching(use, use, gradient, gradient), _spread(use, gradient))
+        if use.kept is None:
+            (ids,), gradient = use.activations, use.gradient
+            assert gradient is not None
+            equal = torch.eq(ids[:, :, None], ids[:, None, :])
+            first = torch.logical_not(equal.tril(-1).any(2)) & torch.ge(ids, 0)
+            use.kept = torch.bmm(torch.logical_and(equal, first[:, :, None]).to(gradient.dtype), gradient)
+            use.gradient = None
+        square = squared(use.kept)
+        return Measured(square, square)
 
     def inner(self, use: Use, other: Use, names: frozenset[str]) -> Tensor:
         """The cross term with another embedding, or with the head that is tied to this table (guarantees §1).
 
         With the head's Σ_t g_t a_tᵀ and this table's rows d_s at id_s, the term is Σ_s d_s·(Σ_t g_t[id_s] a_t).
         """
-        gradient = use.gradient
-        assert gradient is not None
+        (ids,), rows = use.activations, use.kept
         if isinstance(other.rule, Embedding):
-            assert other.gradient is not None
-            return _matching(use, other, gradient, other.gradient)
-        if not isinstance(other.rule, Linear):
+            equal = torch.eq(ids[:, :, None], other.activations[0][:, None, :])
+            result: Tensor = (torch.bmm(rows, other.kept.transpose(1, 2)) * equal).sum(2).double().sum(1)
+            return result
+        if not isinstance(other.rule, Linear) or other.rule.transposed:
             return super().inner(use, other, names)
-        (ids,) = use.activations
-        known, rows = (ids >= 0), ids.clamp_min(0)
+        chosen = ids.clamp_min(0)
         if other.kept is not None:
-            kept = other.rule.as_outputs_by_inputs(other.kept[0])
-            picked = kept.gather(1, rows[:, :, None].expand(-1, -1, kept.shape[2]))
-            return ((picked * gradient).sum(2).double() * known).sum(1)
+            kept = other.kept[0]
+            picked = kept.gather(1, chosen[:, :, None].expand(-1, -1, kept.shape[2]))
+            return (picked * rows).sum(2).double().sum(1)
         assert other.gradient is not None
-        picked = other.gradient.gather(2, rows[:, None, :].expand(-1, other.gradient.shape[1], -1))
-        products = torch.bmm(other.activations[0], gradient.transpose(1, 2))
-        return (products.mul_(picked).sum(1).double() * known).sum(1)
+        picked = other.gradient.gather(2, chosen[:, None, :].expand(-1, other.gradient.shape[1], -1))
+        return torch.bmm(other.activations[0], rows.transpose(1, 2)).mul_(picked).sum(1).double().sum(1)
 
     def add(self, use: Use, weights: Tensor, sums: Sums) -> None:
-        gradient, (ids,) = use.gradient, use.activations
-        assert gradient is not None
-        known = (ids >= 0)[:, :, None]
-        rows = gradient * (weights[:, None, None] * known)
-        sums(use.parameter("weight")).index_add_(0, ids.clamp_min(0).reshape(-1), rows.flatten(0, 1))
-
-
-def _matching(use: Use, other: Use, gradient: Tensor, others: Tensor) -> Tensor:
-    products = torch.bmm(gradient, others.transpose(1, 2))
-    return products.mul_(_equal(use, other)).sum(2).double().sum(1)
-
-
-def _equal(use: Use, other: Use) -> Tensor:
-    mine, theirs = use.activations[0], other.activations[0]
-    return torch.logical_and(torch.eq(mine[:, :, None], theirs[:, None, :]), torch.ge(mine, 0)[:, :, None])
-
-
-def _spread(use: Use, gradient: Tensor) -> Tensor:
-    lengths = torch.linalg.vector_norm(gradient, dim=2)
-    reached = torch.bmm(_equal(use, use).to(lengths.dtype), lengths[:, :, None])[:, :, 0]
-    squared: Tensor = (reached * lengths).double().sum(1)
-    return squared
+        rows = (use.kept * weights[:, None, None]).flatten(0, 1)
+        sums(use.parameter("weight")).index_add_(0, use.activations[0].clamp_min(0).reshape(-1), rows)
 
 
 @register

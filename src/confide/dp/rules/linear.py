@@ -34,6 +34,7 @@ class Linear(Rule):
     """`torch.nn.Linear`: weight [out, in]."""
 
     layers: ClassVar[Layers] = (nn.Linear,)
+    transposed: ClassVar[bool] = False  # whether the weight is [in, out]
 
     def product(self, gradient: Tensor, activation: Tensor) -> Tensor:
         """Per-example gradients of the weight, in the weight's own layout."""
@@ -84,6 +85,8 @@ class Linear(Rule):
 
     def _weights(self, use: Use, other: Use) -> Tensor:
         assert isinstance(other.rule, Linear)
+        if self.transposed != other.rule.transposed:
+            return Rule.inner(self, use, other, frozenset({"weight"}))
         if use.kept is not None and other.kept is not None:
             mine, theirs = self.as_outputs_by_inputs(use.kept[0]), other.rule.as_outputs_by_inputs(other.kept[0])
             return (mine.double() * theirs).sum((1, 2))

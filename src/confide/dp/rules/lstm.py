@@ -41,7 +41,7 @@ class LSTM(Rule):
     def arrange(self, value: Tensor, examples: int) -> Tensor:
         if len(value) % examples:
             raise Refused(
-                f"an LSTM saw {len(value)} rows, which cannot be shared out to {examples} examples; its input must "
+                "an LSTM saw rows that cannot be shared out to the examples of the batch; its input must "
                 "have a row for every example (in the second dimension unless batch_first)"
             )
         return value.reshape(examples, -1, value.shape[-1])
