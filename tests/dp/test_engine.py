@@ -373,7 +373,10 @@ class TestBadUse:
         for batch, message in [
             ([1, 2], "mapping of names to tensors, such as input_ids and labels; got list"),
             ({}, "holds no tensor"),
-            ({"input_ids": torch.zeros(2, 3, dtype=torch.long), "labels": torch.zeros(3, 3)}, "another number of examples"),
+            (
+                {"input_ids": torch.zeros(2, 3, dtype=torch.long), "labels": torch.zeros(3, 3)},
+                "another number of examples",
+            ),
         ]:
             with pytest.raises(BadInput, match=message):
                 PrivateGradients(LanguageModel(), plan_of(6), task="causal").accumulate(batch)

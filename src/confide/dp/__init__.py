@@ -3,9 +3,10 @@
 from ..errors import ConfideError
 
 try:
+    import cryptography as _cryptography  # noqa: F401
     import torch as _torch  # noqa: F401
-except ImportError:
-    raise ConfideError("private training needs torch; install it with: pip install 'confide[train]'") from None
+except ImportError as error:
+    raise ConfideError(f"private training needs {error.name}; install it with: pip install 'confide[train]'") from None
 
 from .engine import PrivateGradients
 from .memory import keep_memory

@@ -38,12 +38,11 @@ def find_layers(model: nn.Module, *, generic: bool) -> list[Layer]:
         raise BadInput("the model has no trainable parameter: set requires_grad on what is to be trained")
     covered = {id(getattr(layer.module, n)) for layer in ruled for n in layer.trained}
     for name, module, trained in unruled:
-        lent = frozenset(n for n in trained if id(getattr(module, n)) not in covered)
-        if not lent:
-            continue  # only holds parameters of other layers, such as the bias of BERT's decoder
+        if trained == {"bias"} and id(module.bias) in covered:
+            continue  # it only holds the bias of its decoder, as the prediction heads of BERT's kin do
         if not generic:
-            raise Refused(_without_rule(name, module, lent))
-        ruled.append(Layer(name, module, Generic(), lent))
+            raise Refused(_without_rule(name, module, trained))
+        ruled.append(Layer(name, module, Generic(), trained))
     if len({getattr(layer.module, n).dtype for layer in ruled for n in layer.trained}) > 1:
         raise Refused("the trainable parameters have several precisions; make them one with model.float()")
     for layer in ruled:

@@ -35,6 +35,7 @@ class Capture:
     def __init__(self, layers: list[Layer]) -> None:
         self.layers = layers
         self.examples = 0
+        self.precisions: set[torch.dtype] = set()  # of all that was handed over in the last recording
         self._seen: Seen | None = None
         self._backward = False
         self._handles = [
@@ -52,6 +53,7 @@ class Capture:
         """Record every use of the layers; each is handed to `seen` as the backward pass reaches it."""
         replaced = [layer for layer in self.layers if layer.rule.replaces_forward]
         self.examples, self._seen, self._backward = examples, seen, False
+        self.precisions.clear()
         for parameter in parameters:
             parameter.requires_grad_(False)
         own = {layer: layer.module.__dict__.get("forward") for layer in replaced}  # of the instance, if it has one
@@ -115,6 +117,7 @@ class Capture:
                 "leave the backward pass to PrivateGradients"
             )
         rule, examples = layer.rule, self.examples
+        self.precisions.update(value.dtype for value in (gradient, *activations))
         arranged = tuple(rule.arrange(single(value), examples) for value in activations)
         self._seen(Use(rule, layer.module, examples, trained, arranged, rule.arrange(single(gradient), examples)))
 

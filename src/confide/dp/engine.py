@@ -6,11 +6,9 @@ In: batches of records that a plan drew. Out: `p.grad`, ready for any torch opti
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,70 +17,25 @@ from ..errors import BadInput, Refused
 from . import losses
 from .attach import find_layers, group_layers
 from .capture import Capture, Seen
-from .clipping import CANCELLING, PAID, Clipping, rounding
-from .head import differentiate
+from .clipping import CANCELLING, PAID, Clipping
+from .head import can_fuse, differentiate, hidden_states, parts
 from .memory import keep_memory
 from .noise import GaussianNoise
 from .plan import Plan, Step
 from .rules import Use
 from .rules.base import Sums, exactly, single
+from .tally import Tally
 
 _ATTACHED: weakref.WeakKeyDictionary[nn.Module, weakref.ref[PrivateGradients]] = weakref.WeakKeyDictionary()
 ALIGNED = 16  # numbers: each parameter's part of a buffer starts at a multiple
 CANDIDATES = 4  # examples of a batch that are looked at to prove the rules
+HALF = "float16 needs a dynamic loss scale, which depends on private records and is not part of the guarantee; use bfloat16 autocast"
 SPOILT = "a batch of this step failed and its sum is lost: make new PrivateGradients and start the run again"
 MIXED = (
     "the examples of a batch are not independent: what one record gives depends on the others. Something in the model mixes the "
     "records of a batch, or the first dimension of a layer is not the batch"
 )
 DOUBLE_ROWS = 4  # examples whose norms are taken in double precision at a time
-
-
-class Tally:
-    """The uses of one backward pass, and per group of layers and example their squared norms and spreads."""
-
-    def __init__(self, groups: dict[nn.Module, int], examples: int) -> None:
-        shape = (1 + max(groups.values()), examples)
-        self.uses: list[Use] = []
-        self.square = torch.zeros(shape, dtype=torch.float64)
-        self._spread = torch.zeros(shape, dtype=torch.float64)
-        self._groups = groups
-        self._by_parameter: dict[int, list[Use]] = {}
-
-    def see(self, use: Use) -> None:
-        """Count a use: its own square, and twice its inner product with each earlier use of the same parameter.
-
-        *Formal guarantees.* The squares of all uses of a parameter and all their cross terms make up ‖Σ_u g_u‖², exactly; this
-        is what tied embeddings and modules called twice need. Spreads of such uses add up before they are squared.
-        """
-        measured = use.rule.measure(use)
-        group = self._groups[use.module]
-        self.square[group] += measured.square.cpu()
-        self._spread[group] += measured.spread.sqrt().cpu()
-        shared: dict[int, tuple[Use, set[str]]] = {}
-        for name in use.trained:
-            uses = self._by_parameter.setdefault(id(use.parameter(name)), [])
-            for other in uses:
-                shared.setdefault(id(other), (other, set()))[1].add(name)
-            uses.append(use)
-        for other, names in shared.values():
-            self.square[group] += 2 * use.rule.inner(use, other, frozenset(names)).cpu()
-        self.uses.append(use)
-
-    @property
-    def spread(self) -> Tensor:
-        """The squared spreads."""
-        return self._spread.square()
-
-    def rounding(self, dtype: torch.dtype) -> Tensor:
-        return rounding(self.square, self.spread, dtype)
-
-    def again(self, rows: Tensor) -> Tally:
-        """The same for some examples, in double precision."""
-        tally = Tally(self._groups, len(rows))
-        for use in self.uses:
-            tally.see(use.select(rows))
-        return tally
 
 
 class Doubts:
@@ -133,6 +86,8 @@ class PrivateGradients:
         generic: bool = False,
         checked: bool = True,
     ) -> None:
+        if not isinstance(plan, Plan):
+            raise BadInput(f"PrivateGradients(model, plan) needs a confide.dp.Plan, got {type(plan).__name__}")
         self.model, self.plan = model, plan
         self.clipping = Clipping(plan.clip_norm, clipping)
         self._layers = find_layers(model, generic=generic)
@@ -148,6 +103,7 @@ class PrivateGradients:
         self._fused: bool | None = None if task == "causal" else False  # None: not yet known
         self._doubts = Doubts({id(p) for p in self._trained}) if checked else None
         self._noise = GaussianNoise()
+        self._released = 0
         self._clear()
         self._capture = Capture(self._layers)
         for layer in self._layers:
@@ -198,6 +154,8 @@ class PrivateGradients:
         """
         if self._rows < 0:
             raise Refused(SPOILT)
+        if self._released == self.plan.steps:
+            raise Refused("all steps of the plan are taken: its ε covers no more; a longer run needs a plan of its own")
         self.plan.refuse_foreign(step)
         if step.part != _part():
             raise Refused("the step was drawn for another process: draw and release it in the same one")
@@ -207,8 +165,11 @@ class PrivateGradients:
             if step.part[1] > 1:
                 for buffer in self._buffers:
                     torch.distributed.all_reduce(buffer)
+                if not self._released:
+                    self._check_ranks()
             for parameter in self._trained:
                 parameter.grad = self._sums[id(parameter)]
+            self._released += 1
         finally:
             self._clear()
 
@@ -217,15 +178,19 @@ class PrivateGradients:
         loss = self._check_state(loss)
         if real is None:
             real = torch.ones(examples, dtype=torch.bool)
-        elif real.shape != (examples,) or real.dtype != torch.bool:
+        elif not isinstance(real, Tensor) or real.shape != (examples,) or real.dtype != torch.bool:
             raise BadInput("real must hold one boolean for each example")
         self._begin()
+        if not examples:
+            return
         if self._fused is None:
             with self._evaluating():
-                self._fused = _can_fuse(self.model, losses.rows(inputs, slice(0, 1), examples))
+                self._fused = can_fuse(self.model, losses.rows(inputs, slice(0, 1), examples))
         if self._doubts and self._doubts.due():
             self._prove(inputs, loss, real)
         tally = self._record(inputs, loss)
+        if torch.float16 in self._capture.precisions:
+            raise Refused(HALF)
         with exactly(self._trained[0]):
             self._add_clipped(tally, real, lambda p: self._sums[id(p)], 1 / self.plan.expected_batch)
         self._rows += int(real.sum())
@@ -256,13 +221,23 @@ class PrivateGradients:
             )
         device = self._trained[0].device.type
         if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16:
-            raise Refused(
-                "float16 autocast needs a dynamic loss scale, which depends on private records and is not part of the guarantee; "
-                "use bfloat16"
-            )
+            raise Refused(HALF)
         return loss
 
-    def _record(self, inputs: losses.Inputs, loss: losses.Loss, seen: Seen | None = None, only: int | None = None) -> Tally:
+    def _check_ranks(self) -> None:
+        """Refuse processes whose models differ: their sums would be gradients of different models."""
+        mine = torch.stack([p.detach().double().sum() for p in self._trained])
+        low, high = mine.clone(), mine.clone()
+        torch.distributed.all_reduce(low, torch.distributed.ReduceOp.MIN)
+        torch.distributed.all_reduce(high, torch.distributed.ReduceOp.MAX)
+        if not torch.equal(low, high):
+            raise Refused(
+                "the processes have different models; load or broadcast the same weights in all of them first"
+            )
+
+    def _record(
+        self, inputs: losses.Inputs, loss: losses.Loss, seen: Seen | None = None, only: int | None = None
+    ) -> Tally:
         """One forward and one backward pass: of the losses of all examples, or of one example's alone."""
         examples = losses.count(inputs)
         tally = Tally(self._groups, examples)
@@ -272,7 +247,7 @@ class PrivateGradients:
                 each = losses.check_losses(loss(self.model, inputs), examples)
                 self._capture.backward(each, chosen.to(each))
                 return tally
-            hidden, head = _hidden(self.model, inputs), _parts(self.model)[1]
+            hidden, head = hidden_states(self.model, inputs), parts(self.model)[1]
             goals = losses.targets(inputs, "causal")
             layer = next((layer for layer in self._layers if layer.module is head), None)
             trained = layer.trained if layer else frozenset[str]()
@@ -325,6 +300,11 @@ class PrivateGradients:
         no one outside holds them and they take the place of the last.
         """
         if self._buffers:
+            if any(p.grad is not None for p in self._trained):
+                raise Refused(
+                    "something wrote into p.grad between accumulate() and release(): a backward pass, an optimizer or zero_grad() does "
+                    "not belong into an open step"
+                )
             return
         alike: dict[torch.device, list[nn.Parameter]] = {}
         for parameter in self._trained:
@@ -346,7 +326,8 @@ class PrivateGradients:
             yield
         finally:
             for module, training in modes.items():
-                module.training = training
+                if module.training != training:
+                    module.train(training)
 
     def _prove(self, inputs: losses.Inputs, loss: losses.Loss, real: Tensor) -> None:
         """Hold some examples against plain autograd and against each other.
@@ -359,30 +340,33 @@ class PrivateGradients:
         """
         assert self._doubts is not None
         examples = losses.count(inputs)
-        tolerance = 5e-2 if torch.is_autocast_enabled(self._trained[0].device.type) else 1e-3
         candidates = real.nonzero()[:CANDIDATES, 0].tolist()
         with self._evaluating():
             alone = {i: self._record(losses.rows(inputs, slice(i, i + 1), examples), loss) for i in candidates}
+            tolerance = 5e-2 if torch.bfloat16 in self._capture.precisions else 1e-3
             norms = {i: float(tally.square.sum().clamp_min(0).sqrt()) for i, tally in alone.items()}
-            live = [i for i in candidates if math.isfinite(norms[i]) and norms[i] > 0]
+            candidates = [i for i in candidates if math.isfinite(norms[i])]
+            live = [i for i in candidates if norms[i] > 0]
             for i in live:
                 if self._doubts.parameters:
                     self._compare(losses.rows(inputs, slice(i, i + 1), examples), loss, alone[i], tolerance)
-            if len(live) < 2 or not self._doubts.independence:
+            if not self._doubts.independence or len(candidates) < 2:
                 return
-            pair = losses.rows(inputs, torch.tensor(live[:2]), examples)
-            together = self._record(pair, loss).square.sum(0).clamp_min(0).sqrt()
-            for found, i in zip(together.tolist(), live[:2], strict=True):
-                if abs(found - norms[i]) > tolerance * norms[i]:
+            batch = losses.rows(inputs, torch.tensor(candidates), examples)
+            together = self._record(batch, loss).square.sum(0).clamp_min(0).sqrt()
+            for found, i in zip(together.tolist(), candidates, strict=True):
+                if i in live and abs(found - norms[i]) > tolerance * norms[i]:
+                    raise Refused(MIXED)
+        for place in range(len(candidates)):
+
+            def seen(use: Use, place: int = place) -> None:
+                assert use.gradient is not None
+                reached = (use.gradient != 0).flatten(1).any(1)
+                if bool(reached[:place].any()) or bool(reached[place + 1 :].any()):
                     raise Refused(MIXED)
 
-        def seen(use: Use) -> None:
-            assert use.gradient is not None
-            if bool((use.gradient[1:] != 0).any()):
-                raise Refused(MIXED)
-
-        self._record(pair, loss, seen, only=0)
-        self._doubts.independence = abs(norms[live[0]] - norms[live[1]]) <= 1e-6 * norms[live[0]]
+            self._record(batch, loss, seen, only=place)
+        self._doubts.independence = len({round(math.log(norms[i]), 6) for i in live}) < 2
 
     def _compare(self, row: losses.Inputs, loss: losses.Loss, tally: Tally, tolerance: float) -> None:
         sums = {id(p): torch.zeros_like(p) for p in self._trained}
@@ -405,36 +389,6 @@ class PrivateGradients:
             raise Refused(
                 "the norm that the per-example rules give is not the norm of the gradient that autograd gives"
             )
-
-
-def _parts(model: nn.Module) -> tuple[Any, Any]:
-    """The body of a language model, which yields hidden states, and its head; (None, None) if it has no such parts."""
-    unwrap = getattr(model, "get_base_model", None)  # of PEFT's wrapper
-    inner: Any = unwrap() if callable(unwrap) else model
-    body, head = getattr(inner, "base_model", None), getattr(inner, "get_output_embeddings", lambda: None)()
-    return (None, None) if body is None or body is inner or type(head) is not nn.Linear else (body, head)
-
-
-def _hidden(model: nn.Module, inputs: losses.Inputs) -> Tensor:
-    body, _ = _parts(model)
-    cache = {"use_cache": False} if "use_cache" in inspect.signature(body.forward).parameters else {}
-    hidden: Tensor = body(**losses.without_labels(inputs), **cache)[0]
-    return hidden
-
-
-@torch.no_grad()
-def _can_fuse(model: nn.Module, row: losses.Inputs) -> bool:
-    """Whether the model's logits are just its head applied to its body's hidden states."""
-    _, head = _parts(model)
-    if head is None:
-        return False
-    config = getattr(model, "config", None)
-    if any(
-        getattr(config, name, None) not in (None, 1, 1.0)
-        for name in ("final_logit_softcapping", "logit_scale", "logits_scaling")
-    ):
-        return False
-    return torch.allclose(model(**losses.without_labels(row)).logits, head(_hidden(model, row)), rtol=1e-3, atol=1e-4)
 
 
 def _flat(tally: Tally) -> Tensor:

@@ -6,10 +6,13 @@ largest tensor of a step exists once, where autograd keeps logits, log-probabili
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from .losses import IGNORED
+from .losses import IGNORED, Inputs, without_labels
 from .rules.base import Use
 from .rules.linear import Linear
 
@@ -51,3 +54,34 @@ def differentiate(
     return Use(
         Head(), head, examples, trained, activations, logits.view(examples, -1, logits.shape[1])
     ), hidden_gradient
+
+
+def parts(model: nn.Module) -> tuple[Any, Any]:
+    """The body of a language model, which yields hidden states, and its head; (None, None) if it has no such parts."""
+    unwrap = getattr(model, "get_base_model", None)  # of PEFT's wrapper
+    inner: Any = unwrap() if callable(unwrap) else model
+    body, head = getattr(inner, "base_model", None), getattr(inner, "get_output_embeddings", lambda: None)()
+    return (None, None) if body is None or body is inner or type(head) is not nn.Linear else (body, head)
+
+
+def hidden_states(model: nn.Module, inputs: Inputs) -> Tensor:
+    body, _ = parts(model)
+    cache = {"use_cache": False} if "use_cache" in inspect.signature(body.forward).parameters else {}
+    hidden: Tensor = body(**without_labels(inputs), **cache)[0]
+    return hidden
+
+
+@torch.no_grad()
+def can_fuse(model: nn.Module, row: Inputs) -> bool:
+    """Whether the model's logits are just its head applied to its body's hidden states."""
+    _, head = parts(model)
+    if head is None:
+        return False
+    config = getattr(model, "config", None)
+    if any(
+        getattr(config, name, None) not in (None, 1, 1.0)
+        for name in ("final_logit_softcapping", "logit_scale", "logits_scaling")
+    ):
+        return False
+    logits, fused = model(**without_labels(row)).logits, head(hidden_states(model, row))
+    return logits.shape == fused.shape and torch.allclose(logits, fused, rtol=1e-3, atol=1e-4)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -23,6 +22,10 @@ def targets(inputs: Inputs, task: str) -> Tensor:
     labels = inputs.get("labels")
     if not isinstance(labels, Tensor):
         raise BadInput(f"task {task!r} needs 'labels' in the batch; {IGNORED} marks positions that are no target")
+    if labels.is_floating_point() or labels.dim() != (1 if task == "classify" else 2):
+        raise BadInput(
+            f"task {task!r} needs whole numbers as labels, {'one per record' if task == 'classify' else 'one per token'}"
+        )
     if task == "causal":
         return functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
     return labels
@@ -44,14 +47,14 @@ def built_in(task: str, reduction: str) -> Loss:
 
     def tokens(model: nn.Module, inputs: Inputs) -> Tensor:
         goals = targets(inputs, task)
-        logits = model(**without_labels(inputs)).logits
+        logits = _logits(model, inputs)
         each = functional.cross_entropy(
             single(logits).flatten(0, 1), goals.flatten(), ignore_index=IGNORED, reduction="none"
         )
         return (each.view(goals.shape) * token_weights(goals, reduction).to(each.dtype)).sum(1)
 
     def classes(model: nn.Module, inputs: Inputs) -> Tensor:
-        logits = model(**without_labels(inputs)).logits
+        logits = _logits(model, inputs)
         return functional.cross_entropy(single(logits), targets(inputs, task), ignore_index=IGNORED, reduction="none")
 
     known: dict[str, Loss] = {"causal": tokens, "masked": tokens, "classify": classes}
@@ -60,6 +63,17 @@ def built_in(task: str, reduction: str) -> Loss:
     if reduction not in REDUCTIONS:
         raise BadInput(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
     return known[task]
+
+
+def _logits(model: nn.Module, inputs: Inputs) -> Tensor:
+    output = model(**without_labels(inputs))
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise BadInput(
+            f"a task needs a model that returns logits, or an object that has them, as Hugging Face's do; got {type(output).__name__}. "
+            "Give accumulate() a loss function of your own"
+        )
+    return logits
 
 
 def without_labels(inputs: Inputs) -> dict[str, Any]:
@@ -101,6 +115,4 @@ def check_losses(losses: Any, examples: int) -> Tensor:
             f"the loss function must return a tensor with one loss per example, got {got}; a loss already averaged over the batch "
             "cannot be clipped by example (use reduction='none' and sum over each record's tokens)"
         )
-    if not torch.is_grad_enabled():
-        raise BadInput("the loss was computed without gradients; do not call accumulate() under torch.no_grad()")
     return losses

@@ -45,7 +45,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_count("records", self.records, high=MOST_RECORDS)
-        check_number("clipping norm", self.clip_norm, 0, 1e6)
+        check_number("clipping norm", self.clip_norm, 1e-9, 1e6, low_open=False)
         if self.sampler not in SAMPLERS:
             raise BadInput(f"sampler must be one of {', '.join(SAMPLERS)}, got {short(self.sampler)}")
         _ = self.event
@@ -179,6 +179,12 @@ class Plan:
                 f"the ledger {ledger.path} plans {wrong} for phase {phase!r}: its certificate would not be about this plan; "
                 "resume with the plan it was started with, or start a new ledger with (phase, plan.event)"
             )
+        for name, value in (("clipping_norm", self.clip_norm), ("private_records", self.records)):
+            if name in found.setting and found.setting[name] != value:
+                raise Refused(
+                    f"the ledger {ledger.path} states another {name.replace('_', ' ')} than the plan: its certificate would not be "
+                    "about this run; start it with the plan's own"
+                )
         spent = flatten(event for name, event in found.spent if name == phase)
         taken = sum(step.count for step in spent)
         if any(with_count(step, 1) != with_count(self.event, 1) for step in spent) or taken > self.steps:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -43,7 +43,6 @@ class Use:
     activations: tuple[Tensor, ...]  # each [examples, positions, features]; integer for embeddings
     gradient: Tensor | None  # [examples, positions, features]
     kept: Any = None  # per-example gradients, once a rule has formed them
-    shared: list[Use] = field(default_factory=list)  # earlier uses of a parameter of this one
 
     def parameter(self, name: str) -> nn.Parameter:
         parameter: nn.Parameter = getattr(self.module, name)

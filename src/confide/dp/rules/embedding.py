@@ -73,7 +73,8 @@ class Embedding(Rule):
         if other.kept is not None:
             kept = other.kept[0]
             picked = kept.gather(1, chosen[:, :, None].expand(-1, -1, kept.shape[2]))
-            return (picked * rows).sum(2).double().sum(1)
+            head: Tensor = (picked * rows).sum(2).double().sum(1)
+            return head
         assert other.gradient is not None
         picked = other.gradient.gather(2, chosen[:, None, :].expand(-1, other.gradient.shape[1], -1))
         return torch.bmm(other.activations[0], rows.transpose(1, 2)).mul_(picked).sum(1).double().sum(1)

@@ -32,7 +32,9 @@ def gram_square(activation: Tensor, gradient: Tensor, bias: float | Tensor | Non
         a, g = _products(activation, bias, rows, before), _products(gradient, None, rows, before)
         lengths = a.diagonal(first, 1, 2) * g.diagonal(first, 1, 2)
         spread += lengths.clamp_min(0).sqrt().double().sum(1)
-        spread += _underflow(a.diagonal(first, 1, 2), activation[:, rows]) + _underflow(g.diagonal(first, 1, 2), gradient[:, rows])
+        spread += _underflow(a.diagonal(first, 1, 2), activation[:, rows]) + _underflow(
+            g.diagonal(first, 1, 2), gradient[:, rows]
+        )
         both = a * g
         square += 2 * both.sum(2).double().sum(1) - both[:, :, first:].sum(2).double().sum(1)
     return Measured(square, spread.square())

@@ -1,0 +1,320 @@
+"""Ways to break the bound on one record's contribution, or the noise, that were tried; each is refused or does not work."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from transformers import Gemma2Config, Gemma2ForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from confide.accounting import LedgerWriter, Setting
+from confide.dp import Plan, PrivateGradients
+from confide.errors import Refused
+
+U = 2.0**-24
+
+
+def forced(model, batch):
+    """A loss whose output gradient is given."""
+    return (model(batch["x"]) * batch["force"]).sum((1, 2))
+
+
+def size(sums):
+    return math.sqrt(sum(float(part.square().sum()) for part in sums))
+
+
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 32)
+
+    def forward(self, ids):
+        return self.table(ids)
+
+
+# --- noise
+
+
+def released(after=lambda model: None, before=lambda model: None):
+    """The gradients of four steps with much noise, with something done in between."""
+    model, x = nn.Linear(40, 1), torch.randn(40, 40)
+    plan = Plan(records=40, sampling_rate=1.0, steps=4, noise_multiplier=100.0)
+    private, found = PrivateGradients(model, plan), []
+    for step in plan.run():
+        for rows in step.microbatches(20):
+            before(model)
+            private.accumulate({"x": x[rows]}, lambda model, batch: model(batch["x"])[:, 0])
+        private.release(step)
+        found.append(model.weight.grad.flatten().clone() * plan.expected_batch)
+        after(model)
+    return torch.stack(found)
+
+
+def scale(model):
+    for parameter in model.parameters():
+        parameter.grad.data = parameter.grad.data * 1
+
+
+@pytest.mark.parametrize(
+    ("after", "before"),
+    [
+        (lambda model: None, lambda model: model.zero_grad(set_to_none=False)),
+        (scale, lambda model: None),
+        (lambda model: (model.double(), model.float()), lambda model: None),
+        (lambda model: [p.grad.zero_() for p in model.parameters()], lambda model: None),
+    ],
+    ids=["zero_grad", "grad.data", "to another type and back", "zeroed"],
+)
+def test_nothing_done_to_gradients_takes_the_noise_away(after, before):
+    steps = released(after, before)
+    assert (steps.std(1) > 50).all()
+    assert (torch.corrcoef(steps) - torch.eye(4)).abs().max() < 0.8
+
+
+def test_a_sum_without_noise_is_never_seen():
+    model = nn.Linear(4, 1)
+    plan = Plan(records=4, sampling_rate=1.0, steps=2, noise_multiplier=1.0)
+    private = PrivateGradients(model, plan)
+    for step in plan.run():
+        private.accumulate({"x": torch.randn(4, 4)}, lambda model, batch: model(batch["x"])[:, 0])
+        assert all(parameter.grad is None for parameter in model.parameters())
+        private.release(step)
+        assert not private._buffers
+        assert not private._sums
+
+
+def test_a_backward_pass_in_an_open_step_is_refused():
+    model = nn.Linear(4, 1)
+    plan = Plan(records=8, sampling_rate=1.0, steps=2, noise_multiplier=1.0)
+    private = PrivateGradients(model, plan)
+    step, x = next(plan.run()), torch.randn(4, 4)
+    private.accumulate({"x": x}, lambda model, batch: model(batch["x"])[:, 0])
+    model(x).sum().backward()
+    with pytest.raises(Refused, match=r"something wrote into p\.grad"):
+        private.accumulate({"x": x}, lambda model, batch: model(batch["x"])[:, 0])
+    with pytest.raises(Refused, match="make new PrivateGradients"):
+        private.release(step)
+
+
+def test_no_more_steps_are_released_than_planned():
+    model = nn.Linear(4, 1)
+    plan = Plan(records=8, sampling_rate=1e-9, steps=2, noise_multiplier=1.0)
+    private = PrivateGradients(model, plan)
+    for step in plan.run():
+        private.release(step)
+    with pytest.raises(Refused, match="all steps of the plan are taken"):
+        private.release(next(plan.run()))
+
+
+def test_a_ledger_that_states_another_clipping_norm_or_corpus_is_refused(tmp_path):
+    plan = Plan(records=60, sampling_rate=0.1, steps=2, noise_multiplier=1.0)
+    for name, records, norm in (("norm", 60, 0.1), ("corpus", 61, 1.0)):
+        facts = Setting("dpsgd", "document", "none", "everything", records, norm)
+        ledger = LedgerWriter.create(tmp_path / name, facts.to_plain(), [("train", plan.event)])
+        with ledger, pytest.raises(Refused, match="states another"):
+            plan.run(ledger)
+
+
+# --- contributions
+
+
+class SharedScale(nn.Module):
+    """Two norms that share their weight and not their bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.LayerNorm(6), nn.LayerNorm(6)
+        self.two.weight = self.one.weight
+
+    def forward(self, x):
+        return self.one(x) - self.two(torch.tanh(x))
+
+
+def test_layers_that_share_one_of_two_parameters(oracle, clipped, far):
+    model, x = SharedScale(), torch.randn(3, 5, 6)
+    inputs = {"x": x, "force": torch.randn(3, 5, 6)}
+    _, sums = oracle(model, inputs, forced, 1.0)
+    _, found = clipped(model, inputs, forced, clip_norm=1.0)
+    assert far(found, sums) < 1e-5
+    inputs["force"] = torch.randn(3, 5, 6) * 100
+    inputs["force"][:2] = 0
+    assert size(clipped(model, inputs, forced, clip_norm=1.0)[1]) <= 1 + 1e-6
+
+
+def test_a_matrix_shared_with_its_transpose_is_refused(clipped):
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.conv = nn.Linear(5, 5), Conv1D(5, 5)
+            self.conv.weight = self.linear.weight
+
+        def forward(self, x):
+            return self.conv(torch.tanh(self.linear(x)))
+
+    with pytest.raises(Refused, match="untie"):
+        clipped(Both(), {"x": torch.randn(3, 4, 5), "force": torch.randn(3, 4, 5)}, forced)
+
+
+class Mixing(nn.Module):
+    """A layer that looks at the batch: always, only in training, or a little."""
+
+    def __init__(self, strength=1.0, only_in_training=False):
+        super().__init__()
+        self.layer, self.strength, self.only_in_training = nn.Linear(4, 3), strength, only_in_training
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y if self.only_in_training and not self.training else y - self.strength * y.mean(0, keepdim=True)
+
+
+def cubed(model, batch):
+    return model(batch["x"]).pow(3).sum(1) * batch["weight"]
+
+
+@pytest.mark.parametrize("options", [{}, {"only_in_training": True}, {"strength": 1e-5}], ids=str)
+def test_layers_that_mix_records_are_refused_however_little_or_seldom(options, clipped):
+    weight = torch.ones(16)
+    weight[:2] = 0  # the first records say nothing
+    with pytest.raises(Refused, match="not independent"):
+        clipped(Mixing(**options), {"x": torch.randn(16, 4), "weight": weight}, cubed)
+
+
+def test_equal_first_records_prove_nothing():
+    class Twofold(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(torch.cat([x, x]))[: len(x)]
+
+    x = torch.randn(1, 4).expand(2, 4).contiguous()
+    plan = Plan(records=6, sampling_rate=1.0, steps=1, noise_multiplier=1.0)
+    private = PrivateGradients(Twofold(), plan)
+
+    def both():
+        for rows in (x, torch.randn(4, 4)):
+            private.accumulate({"x": rows, "weight": torch.ones(len(rows))}, cubed)
+
+    with pytest.raises(Refused, match="not independent"):
+        both()
+
+
+def test_a_mean_over_the_batch_in_the_shape_of_losses_is_refused(clipped):
+    def loss(model, batch):
+        return model(batch["x"]).square().mean().expand(len(batch["x"]))
+
+    with pytest.raises(Refused, match="not independent"):
+        clipped(nn.Linear(4, 3), {"x": torch.randn(4, 4)}, loss)
+
+
+def test_parameters_without_a_gradient_at_first_are_proven_later():
+    class Sneaky(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.gate = nn.Linear(5, 5), nn.Linear(5, 5)
+            nn.init.zeros_(self.gate.weight)
+
+        def forward(self, x):
+            return self.gate(self.layer(x) @ self.layer.weight)
+
+    model = Sneaky()
+    nn.init.zeros_(model.gate.bias)
+    plan = Plan(records=8, sampling_rate=1.0, steps=1, noise_multiplier=1.0)
+    private = PrivateGradients(model, plan)
+    inputs = {"x": torch.randn(4, 3, 5), "force": torch.randn(4, 3, 5)}
+    private.accumulate(inputs, forced)
+    with torch.no_grad():
+        model.gate.weight.normal_()
+    with pytest.raises(Refused, match=r"layer\.weight"):
+        private.accumulate(inputs, forced)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("positions", [512, 4096])
+def test_a_token_repeated_many_times(positions, exact, clipped):
+    inputs = {"x": torch.zeros(1, positions, dtype=torch.long), "force": torch.ones(1, positions, 32)}
+    _, sums = clipped(Table(), inputs, forced, clip_norm=1.2, exact=exact)
+    assert 1.19 < size(sums) <= 1.2 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize(
+    ("model", "inputs"), [(Table, None), (lambda: nn.Linear(64, 256, bias=False), 64)], ids=["embedding", "linear"]
+)
+def test_large_terms_that_cancel_and_swallow_small_ones(model, inputs, exact, clipped):
+    positions = 300
+    x = torch.zeros(1, positions, dtype=torch.long) if inputs is None else torch.ones(1, positions, inputs)
+    force = torch.full((1, positions, 32 if inputs is None else 256), 0.51 * 2.0**-23 * 1e6)
+    force[:, 0], force[:, -1] = 1e6, -1e6
+    _, sums = clipped(model(), {"x": x, "force": force}, forced, clip_norm=1.5, exact=exact, checked=False)
+    assert size(sums) <= 1.5 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_squares_that_underflow_are_taken_in_double_precision(exact, clipped):
+    inputs = {"x": torch.full((1, 16, 64), 2e18), "force": torch.full((1, 16, 20_000), 2.5e-23)}
+    _, sums = clipped(nn.Linear(64, 20_000, bias=False), inputs, forced, clip_norm=0.1, exact=exact, checked=False)
+    assert 0.099 < size(sums) <= 0.1 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("shape", [(4, 2048, 8192), (4, 768, 3072), (1, 384, 384), (48, 768, 3072)], ids=str)
+def test_both_factors_that_lose_their_small_terms_are_paid_for_by_the_noise(shape, clipped):
+    positions, inputs, outputs = shape
+    x, force = (torch.full((1, positions, n), math.sqrt(0.98 * U)) for n in (inputs, outputs))
+    x[..., 0] = force[..., 0] = 1
+    model = nn.Linear(inputs, outputs, bias=False)
+    _, sums = clipped(model, {"x": x, "force": force * 128}, forced, clip_norm=1.0, checked=False)
+    assert size(sums) <= 1 + 2.0**-12
+    _, sums = clipped(model, {"x": x, "force": force * 128}, forced, clip_norm=1.0, checked=False, exact=True)
+    assert size(sums) <= 1 + 1e-6
+
+
+# --- precision and models
+
+
+def test_reduced_precision_of_products_is_refused(clipped):
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with pytest.raises(Refused, match="reduced precision"):
+            clipped(nn.Linear(4, 3), {"x": torch.randn(2, 3, 4), "force": torch.randn(2, 3, 3)}, forced)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(("dtype", "fine"), [(torch.bfloat16, True), (torch.float16, False)])
+def test_autocast_inside_the_loss_function_is_seen(dtype, fine, clipped):
+    def loss(model, batch):
+        with torch.autocast("cpu", dtype):
+            return (model(batch["x"]) * batch["force"]).float().sum((1, 2))
+
+    inputs = {"x": torch.randn(3, 4, 5), "force": torch.randn(3, 4, 2)}
+    if fine:
+        assert size(clipped(nn.Linear(5, 2), inputs, loss)[1]) > 0
+    else:
+        with pytest.raises(Refused, match="float16 needs a dynamic loss scale"):
+            clipped(nn.Linear(5, 2), inputs, loss)
+
+
+def test_a_tied_layer_without_a_rule_is_refused_by_name():
+    sizes = {
+        "vocab_size": 20,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+    }
+    model = Gemma2ForCausalLM(Gemma2Config(**sizes, num_key_value_heads=1, head_dim=4))
+    with pytest.raises(Refused, match="embed_tokens"):
+        PrivateGradients(model, Plan(records=4, sampling_rate=1.0, steps=1, noise_multiplier=1.0), task="causal")
+
+
+def test_engines_on_a_model_and_on_a_part_of_it():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    plan = Plan(records=4, sampling_rate=1.0, steps=1, noise_multiplier=1.0)
+    first = PrivateGradients(model, plan)
+    with pytest.raises(ValueError, match="already has PrivateGradients"):
+        PrivateGradients(model[0], plan)
+    first.detach()
+    PrivateGradients(model[0], plan)
