@@ -213,7 +213,7 @@ def test_noise_differs_between_steps_and_runs():
     model, inputs = LanguageModel(), sentences(3)
     steps = torch.cat([noised(model, plan_of(3, steps=3), inputs, 3) for _ in range(2)])
     correlation = torch.corrcoef(steps - steps.mean(0))
-    assert (correlation - torch.eye(6)).abs().max() < 0.9
+    assert (correlation - torch.eye(6)).abs().max() < 0.2 + 6 / math.sqrt(steps.shape[1])  # 1/5 from the mean taken off
     assert len({float(step[0]) for step in steps}) == 6
 
 
@@ -249,11 +249,11 @@ def test_the_divisor_is_the_expected_batch_whatever_was_drawn(silent):
             private.accumulate({name: value[rows] for name, value in inputs.items()})
         private.release(step)
         found = [p.grad.clone() for p in model.parameters()]
-        alone = PrivateGradientsSum(model, private, inputs, step.indices)
+        alone = sum_of(model, private, inputs, step.indices)
         assert all(torch.allclose(a * 10, b, rtol=1e-4, atol=1e-9) for a, b in zip(found, alone, strict=True))
 
 
-def PrivateGradientsSum(model, private, inputs, indices):  # noqa: N802
+def sum_of(model, private, inputs, indices):
     total = [torch.zeros_like(p) for p in model.parameters()]
     for index in indices:
         row = {name: value[index : index + 1] for name, value in inputs.items()}

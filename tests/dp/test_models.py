@@ -59,6 +59,10 @@ MODELS = {
     "gptneox": (lambda **more: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**{**SMALL, **more})), "causal"),
     "llama": (llama, "causal"),
     "smollm2": (smollm2, "causal"),
+    "phi, whose head has a bias": (
+        lambda **more: hf.PhiForCausalLM(hf.PhiConfig(**{**SMALL, "resid_pdrop": 0.0, "embd_pdrop": 0.0, **more})),
+        "causal",
+    ),
     "opt": (
         lambda **more: hf.OPTForCausalLM(
             hf.OPTConfig(**{**SMALL, "ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0, **more})

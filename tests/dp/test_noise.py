@@ -225,6 +225,7 @@ def test_filling_leaves_torchs_number_of_threads_alone():
 
 
 def test_lanes_that_were_interrupted_are_never_used_again():
+    torch.set_num_threads(2)
     source = GaussianNoise()
     fresh(BLOCK, source=source)
     before = source._lanes[torch.float32]

@@ -22,7 +22,6 @@ def test_the_trainer_of_the_docs_trains_with_the_plans_batches(tmp_path):
     plan = Plan(records=40, sampling_rate=0.2, steps=5, noise_multiplier=1.0)
     arguments = TrainingArguments(
         str(tmp_path),
-        max_steps=plan.steps,
         max_grad_norm=0,
         report_to=[],
         save_strategy="no",

@@ -217,7 +217,7 @@ MISTAKES = {
         "screening/test_dedup.py::test_a_verified_filter_of_64_bits_finds_what_exact_dedup_finds",
     ),
     "tied weights without their cross term": (
-        "dp/engine.py",
+        "dp/tally.py",
         "self.square[group] += 2 * use.rule.inner(use, other, frozenset(names)).cpu()",
         "pass",
         "dp/test_rules.py::test_norms_and_clipped_sums_are_those_of_single_examples[tied-dtype0-gram]",
@@ -230,8 +230,8 @@ MISTAKES = {
     ),
     "a later batch that wipes out the sum": (
         "dp/engine.py",
-        "            self._started = True\n",
-        "",
+        "        if self._buffers:\n            if any",
+        "        if False:\n            if any",
         "dp/test_engine.py::test_batches_of_any_size_make_the_same_sum[fused head-1]",
     ),
     "norms in bfloat16": (
@@ -266,9 +266,27 @@ MISTAKES = {
     ),
     "half of the noise over two processes": (
         "dp/engine.py",
-        "part=_part())\n            self._started",
-        "part=(0, 2) if _part()[1] > 1 else (0, 1))\n            self._started",
+        "part=_part())\n            self._buffers",
+        "part=(0, 2) if _part()[1] > 1 else (0, 1))\n            self._buffers",
         "dp/test_distributed.py::test_noise_is_added_once_over_both_processes_and_every_parameter_gets_it",
+    ),
+    "sums that cancel in single precision": (
+        "dp/engine.py",
+        "double = (cancelling | self._exact)",
+        "double = (cancelling & self._exact)",
+        "dp/test_hostile.py::test_large_terms_that_cancel_and_swallow_small_ones",
+    ),
+    "underflow overlooked": (
+        "dp/rules/gram.py",
+        "if rows.dtype == torch.float32 and bool(tiny.any()):",
+        "if False:",
+        "dp/test_hostile.py::test_squares_that_underflow_are_taken_in_double_precision",
+    ),
+    "records that mix in training only": (
+        "dp/engine.py",
+        "            self._record(batch, loss, seen, only=place)\n",
+        "            pass\n",
+        "dp/test_hostile.py::test_layers_that_mix_records_are_refused_however_little_or_seldom",
     ),
     "a step without records that is left out": (
         "dp/plan.py",
