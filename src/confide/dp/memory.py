@@ -11,8 +11,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 def keep_memory() -> bool:
     """Let the process keep the memory it frees, instead of asking the system for fresh pages at every step.
 
-    With glibc every tensor above 32 MB is mapped anew and its pages are cleared at first touch, which costs training
-    on a CPU a seventh to a third of its time. It acts on the whole process and until its end; elsewhere than on glibc
+    With glibc every large tensor is mapped anew and its pages are cleared at first touch, which costs training on a CPU
+    a good part of its time (docs/engine.md). It acts on the whole process and until its end; elsewhere than on glibc
     nothing happens. Returns whether it took effect.
     """
     if not sys.platform.startswith("linux"):
