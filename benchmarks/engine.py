@@ -421,7 +421,7 @@ def main() -> None:
     arguments.add_argument("--quick", action="store_true", help="two rounds on two small shapes")
     arguments.add_argument("--json", action="store_true")
     arguments.add_argument("--models", help=f"of {', '.join([*SHAPES, *GROUPS])}, with commas; main if not given")
-    arguments.add_argument("--rounds", type=int)
+    arguments.add_argument("--rounds", type=int, help="at least two")
     arguments.add_argument("--no-peers", action="store_true")
     arguments.add_argument("--all-peers", action="store_true", help="also for models outside of main and quick")
     arguments.add_argument("--keep-memory", action="store_true", help="the same allocator setting for every arm")
@@ -435,7 +435,10 @@ def main() -> None:
     if given.profile:
         return profile(given.arm, shape_of(given.profile))
     names = (given.models or ("quick" if given.quick else "main")).split(",")
-    rounds, turn = given.rounds or (2 if given.quick else 9), 0.1 if given.quick else 0.5  # seconds of plain training
+    rounds, turn = (
+        max(2, given.rounds or (2 if given.quick else 9)),
+        0.1 if given.quick else 0.5,
+    )  # seconds of plain training
     about = {"torch": torch.__version__, "threads": torch.get_num_threads(), "cpus": os.cpu_count()}
     found: Numbers = {**about, "rounds": rounds, "models": {}}
     for model in [model for name in names for model in GROUPS.get(name, [name])]:
