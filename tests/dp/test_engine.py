@@ -393,6 +393,16 @@ class TestBadUse:
         with pytest.raises(BadInput, match=message):
             PrivateGradients(LanguageModel(), plan_of(6), **options)
 
+    @pytest.mark.parametrize("checked", [True, False])
+    @pytest.mark.parametrize("label", [4_711, -7])
+    def test_labels_that_the_model_does_not_know_are_not_shown(self, label, checked):
+        inputs = sentences()
+        inputs["labels"][0, 3] = label
+        private = PrivateGradients(LanguageModel(), plan_of(6), task="causal", checked=checked)
+        with pytest.raises(BadInput, match="a label is neither -100 nor from 0 to 12") as caught:
+            private.accumulate(inputs)
+        assert str(label) not in str(caught.value)
+
     def test_no_loss_at_all(self):
         with pytest.raises(BadInput, match="no loss: name a task"):
             PrivateGradients(LanguageModel(), plan_of(6)).accumulate(sentences())

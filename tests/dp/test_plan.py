@@ -113,7 +113,6 @@ def test_a_run_hands_out_the_planned_steps_with_fresh_batches():
     for step in PLAN.run():
         assert step.plan is PLAN
         assert step.part == (0, 1)
-        assert step.std == PLAN.noise_std / PLAN.expected_batch
         batches.append(tuple(step.indices))
         release(step)
     assert len(batches) == 10

@@ -266,8 +266,8 @@ MISTAKES = {
     ),
     "half of the noise over two processes": (
         "dp/engine.py",
-        "part=_part())\n            self._buffers",
-        "part=(0, 2) if _part()[1] > 1 else (0, 1))\n            self._buffers",
+        "part=own_part())\n            self._buffers",
+        "part=(0, 2) if own_part()[1] > 1 else (0, 1))\n            self._buffers",
         "dp/test_distributed.py::test_noise_is_added_once_over_both_processes_and_every_parameter_gets_it",
     ),
     "sums that cancel in single precision": (

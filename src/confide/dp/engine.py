@@ -21,7 +21,7 @@ from .clipping import CANCELLING, PAID, Clipping
 from .head import can_fuse, differentiate, hidden_states, parts
 from .memory import keep_memory
 from .noise import GaussianNoise
-from .plan import Plan, Step
+from .plan import Plan, Step, own_part
 from .rules import Use
 from .rules.base import Sums, exactly, single
 from .tally import Tally
@@ -157,7 +157,7 @@ class PrivateGradients:
         if self._released == self.plan.steps:
             raise Refused("all steps of the plan are taken: its ε covers no more; a longer run needs a plan of its own")
         self.plan.refuse_foreign(step)
-        if step.part != _part():
+        if step.part != own_part():
             raise Refused("the step was drawn for another process: draw and release it in the same one")
         try:
             step.spend(self.plan, self._rows)
@@ -266,8 +266,10 @@ class PrivateGradients:
         *Formal guarantees.* See `Clipping.weights` and `rounding`. In double precision an example's gradient is formed,
         measured and summed before it is rounded once, on its way into the sum.
         """
-        cancelling = tally.spread > CANCELLING * tally.square.clamp_min(0)
-        cancelling = cancelling.any(0) if self.clipping.kind == "per-layer" else _flat(tally)
+        square, spread = tally.square, tally.spread
+        if self.clipping.kind != "per-layer":
+            square, spread = square.sum(0, keepdim=True), spread.sum(0, keepdim=True)
+        cancelling = (spread > CANCELLING * square.clamp_min(0)).any(0)
         double = (cancelling | self._exact) & tally.square.isfinite().all(0) & real & (self._dtype == torch.float32)
         weights = self.clipping.weights(tally.square, tally.rounding(self._dtype), real & ~double, self._dtype)
         for rows in torch.split(double.nonzero()[:, 0], DOUBLE_ROWS):
@@ -313,7 +315,7 @@ class PrivateGradients:
         for device, parameters in alike.items():
             sizes = [-(-p.numel() // ALIGNED) * ALIGNED for p in parameters]
             buffer = torch.empty(sum(sizes), dtype=self._dtype, device=device)
-            self._noise.fill_(buffer, PAID * self.plan.noise_std / self.plan.expected_batch, part=_part())
+            self._noise.fill_(buffer, PAID * self.plan.noise_std / self.plan.expected_batch, part=own_part())
             self._buffers.append(buffer)
             for p, part in zip(parameters, torch.split(buffer, sizes), strict=True):
                 self._sums[id(p)] = part[: p.numel()].view(p.shape)
@@ -389,15 +391,3 @@ class PrivateGradients:
             raise Refused(
                 "the norm that the per-example rules give is not the norm of the gradient that autograd gives"
             )
-
-
-def _flat(tally: Tally) -> Tensor:
-    """Which examples cancel, all layers together."""
-    return tally.spread.sum(0) > CANCELLING * tally.square.sum(0).clamp_min(0)
-
-
-def _part() -> tuple[int, int]:
-    """This process's rank and the number of processes."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .losses import IGNORED, Inputs, without_labels
+from .losses import IGNORED, Inputs, check_labels, without_labels
 from .rules.base import Use
 from .rules.linear import Linear
 
@@ -39,6 +39,7 @@ def differentiate(
     state, so that the rows are never scaled. Positions before the first target and well after the last are left out.
     """
     examples, _, features = hidden.shape
+    check_labels(goals, len(head.weight))
     targeted = (goals != IGNORED).any(0).nonzero()
     window = (
         slice(int(targeted[0]), min(hidden.shape[1], _even(int(targeted[-1]) + 1))) if len(targeted) else slice(0, 1)

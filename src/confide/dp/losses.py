@@ -31,6 +31,14 @@ def targets(inputs: Inputs, task: str) -> Tensor:
     return labels
 
 
+def check_labels(goals: Tensor, known: int) -> None:
+    """Refuse labels that the model does not know, without saying which: torch would print them."""
+    if bool(((goals >= known) | ((goals < 0) & (goals != IGNORED))).any()):
+        raise BadInput(
+            f"a label is neither {IGNORED} nor from 0 to {known - 1}: labels and model do not fit each other"
+        )
+
+
 def token_weights(goals: Tensor, reduction: str) -> Tensor:
     """What each position's loss counts for: 1 or one over the record's number of targets; 0 where there is none.
 
@@ -48,14 +56,16 @@ def built_in(task: str, reduction: str) -> Loss:
     def tokens(model: nn.Module, inputs: Inputs) -> Tensor:
         goals = targets(inputs, task)
         logits = _logits(model, inputs)
+        check_labels(goals, logits.shape[-1])
         each = functional.cross_entropy(
             single(logits).flatten(0, 1), goals.flatten(), ignore_index=IGNORED, reduction="none"
         )
         return (each.view(goals.shape) * token_weights(goals, reduction).to(each.dtype)).sum(1)
 
     def classes(model: nn.Module, inputs: Inputs) -> Tensor:
-        logits = _logits(model, inputs)
-        return functional.cross_entropy(single(logits), targets(inputs, task), ignore_index=IGNORED, reduction="none")
+        logits, goals = _logits(model, inputs), targets(inputs, task)
+        check_labels(goals, logits.shape[-1])
+        return functional.cross_entropy(single(logits), goals, ignore_index=IGNORED, reduction="none")
 
     known: dict[str, Loss] = {"causal": tokens, "masked": tokens, "classify": classes}
     if task not in known:

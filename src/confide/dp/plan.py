@@ -133,7 +133,7 @@ class Plan:
         fresh in every call.
         """
         check_count("reserve", reserve)
-        part = _own_part(part)
+        part = own_part(part)
         if part[0] > 0 and ledger is not None:
             raise BadInput(f"rank {part[0]} was given a ledger: only rank 0 writes it; pass None on the other ranks")
         left = _agreed(part, lambda: self.steps if ledger is None else self._left(ledger, phase))
@@ -192,7 +192,7 @@ class Plan:
         return self.steps - taken
 
 
-def _own_part(part: tuple[int, int] | None) -> tuple[int, int]:
+def own_part(part: tuple[int, int] | None = None) -> tuple[int, int]:
     """This process's share; two processes with the same share would sum one record twice."""
     running = dist.is_available() and dist.is_initialized()
     own = (dist.get_rank(), dist.get_world_size()) if running else (0, 1)
@@ -237,11 +237,6 @@ class Step(Secretive):
 
     def __repr__(self) -> str:
         return f"Step(part={self.part}, {'released' if self.released else 'not yet released'})"
-
-    @property
-    def std(self) -> float:
-        """The standard deviation of the noise on the *mean* gradient: σ·C divided by the expected batch."""
-        return self.plan.noise_std / self.plan.expected_batch
 
     def microbatches(self, size: int) -> Iterator[Indices]:
         """The indices in pieces of at most `size`; none at all for an empty draw, which is released all the same."""

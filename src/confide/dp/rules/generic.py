@@ -45,10 +45,10 @@ class Generic(Rule):
             try:
                 with pausing():
                     use.kept = torch.func.vmap(one)(use.gradient, *use.activations)
-            except RuntimeError as error:
+            except RuntimeError:  # its text may hold numbers of a record
                 raise Refused(
-                    f"the generic rule cannot run {type(use.module).__name__} for one example at a time "
-                    f"({str(error).splitlines()[0][:160]}); register a rule for it"
+                    f"the generic rule cannot run {type(use.module).__name__} for one example at a time (it may draw coins, or not "
+                    "treat examples apart); register a rule for it"
                 ) from None
             use.activations, use.gradient = (), None
         square = sum((squared(part) for part in use.kept), torch.zeros((), dtype=torch.float64))
