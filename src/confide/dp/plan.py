@@ -95,7 +95,12 @@ class Plan:
         return SAMPLERS[self.sampler](self.sampling_rate, self.noise_multiplier, self.steps)
 
     def epsilon(self, delta: float, *, adjacency: str = "substitution", k: int = 1) -> float:
-        """The ε of the whole run at this δ, for k changed records."""
+        """The ε of the whole run at this δ, for k changed records: a record is one row of the corpus the plan draws from.
+
+        *Formal guarantees.* By default under substitution (the k records' content becomes any other, their rows stay); for
+        the plan's own sampler, whose coins nobody knows; all steps and every gradient released; by the privacy loss
+        distribution, pessimistic, both directions. What a secret is, and how many records hold it, the plan does not know.
+        """
         return curve([self.event], adjacency, k).epsilon(delta)
 
     def refuse_foreign(self, batches: Any) -> None:
