@@ -348,7 +348,7 @@ def _table(file: Source, blocks: Iterable[bytes], fields: Fields, size: int) -> 
         if broken:
             raise BadInput(f"{file.name}: the header is not UTF-8 at byte {broken[0]}")
         columns = choose_columns(header, fields, file.name) if header else _ANY
-        places = [header.index(name) for name in columns if name in header]
+        places = [header.index(name) for name in dict.fromkeys(columns) if name in header]
         for values in reader:
             if not values:
                 continue

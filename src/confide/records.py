@@ -63,11 +63,13 @@ def render(text: str) -> str:
 
 @dataclass(frozen=True)
 class Fields:
-    """Which columns hold the text, the id and the group, as the user says; None: found by usual names."""
+    """Which columns hold the text, the id, the group and the label, as the user says; None: found by usual names, but
+    for group and label, which are then not read."""
 
     text: str | None = None
     id: str | None = None
     group: str | None = None
+    label: str | None = None
 
 
 class Columns(NamedTuple):
@@ -76,13 +78,15 @@ class Columns(NamedTuple):
     text: str
     id: str | None
     group: str | None
+    label: str | None = None
 
 
 class Row(NamedTuple):
-    """A usable row: its number in the file, from 1, and its record."""
+    """A usable row: its number in the file, from 1, its record, and the class of the document if it has one."""
 
     row: int
     record: Record
+    label: str | None = None
 
 
 class Bad(NamedTuple):
@@ -130,7 +134,8 @@ def choose_columns(names: Iterable[str], fields: Fields, file: str) -> Columns:
     names = list(names)
     if len(set(names)) < len(names):
         raise BadInput(f"{file} has two columns of one name, or no header")
-    for option, wanted in (("text", fields.text), ("id", fields.id), ("group", fields.group)):
+    wanted_columns = (("text", fields.text), ("id", fields.id), ("group", fields.group), ("label", fields.label))
+    for option, wanted in wanted_columns:
         if wanted is not None and wanted not in names:
             raise BadInput(f"{file} has no column {wanted!r} for --{option}-field; it has {_listed(names)}")
     text = fields.text
@@ -140,7 +145,7 @@ def choose_columns(names: Iterable[str], fields: Fields, file: str) -> Columns:
             found = f"several columns that may hold the text ({', '.join(usual)})" if usual else _listed(names)
             raise BadInput(f"{file} has {found}; say which one holds the text with --text-field")
         text = usual[0]
-    return Columns(text, fields.id or ("id" if "id" in names and text != "id" else None), fields.group)
+    return Columns(text, fields.id or ("id" if "id" in names and text != "id" else None), fields.group, fields.label)
 
 
 def parse(chunk: Chunk) -> tuple[list[Row], list[Bad]]:
@@ -156,7 +161,8 @@ def parse(chunk: Chunk) -> tuple[list[Row], list[Bad]]:
         try:
             if isinstance(values, Unusable):
                 raise values
-            rows.append(Row(row, make_record(values, columns, f"{stem}-{row}")))
+            record = make_record(values, columns, f"{stem}-{row}")
+            rows.append(Row(row, record, _class(values, columns.label)))
         except Unusable as error:
             bad.append(Bad(chunk.name, row, str(error)))
     return rows, sorted(bad, key=lambda one: one.row)
@@ -363,8 +369,14 @@ def _part(part: Any, where: str) -> str:
     raise Unusable(f"{where} has a part that is not text")
 
 
+def _class(values: Mapping[str, Any], column: str | None) -> str | None:
+    """The label of a document, None where there is none (in a table: an empty field)."""
+    value = None if column is None else values.get(column)
+    return None if value is None or value == "" or column is None else _label(value, column)
+
+
 def _label(value: Any, column: str) -> str:
-    """An id or a group: text or a whole number."""
+    """An id, a group or a label: text or a whole number."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):

@@ -290,3 +290,68 @@ def chart(xs: Sequence[float], ys: Sequence[float], x_label: str, y_label: str, 
     lines.append(f"{y_label:>7} +{'-' * width}")
     lines.append(f"{x_label:>7}  {left:<10g}{(left + right) / 2:^{width - 20}.3g}{right:>10.3g}")
     return "\n".join(lines)
+
+
+def show_plan(console: Console, found: dict[str, Any]) -> None:
+    """The page of `confide plan`: sizes, steps, noise, guarantees, cost."""
+    say(
+        console,
+        f"[bold]{found['method']}[/] of {escape(found['model'])}: [green]{found['public']:,} public[/] and "
+        f"[yellow]{found['private']:,} private[/] {found['unit']}s to train on, {found['validation']:,} to validate on",
+    )
+    for phase in found["phases"]:
+        parts = [f"{phase['epochs']} epochs"]
+        if phase["public_steps"]:
+            parts.append(f"{phase['public_steps']:,} steps without noise")
+        if "steps" in phase:
+            parts.append(
+                f"{phase['steps']:,} steps with noise {up4(phase['noise_multiplier'])} times the clipping norm {phase['clip_norm']:g}, "
+                f"{phase['expected_batch']:,.4g} of {phase['private_records']:,} records each (rate {phase['sampling_rate']:.4g})"
+            )
+        _fact(console, phase["name"], "; ".join(parts))
+    if found["cost"] is not None:
+        cost = found["cost"]
+        _fact(
+            console,
+            "cost",
+            f"about {_duration(cost['seconds'])} and {cost['memory_mb']:,.0f} MB in this process, by two steps of each kind",
+        )
+    for note in found["notes"]:
+        console.print(Padding(f"[bold red]note[/]: {escape(note)}", (0, 0, 0, 2)), highlight=False)
+    console.print()
+    if "certificate" in found:
+        show_certificate(console, found["certificate"])
+    else:
+        say(console, "[bold red]No guarantee[/]: this method trains without noise on text that may hold secrets.")
+
+
+def show_run(console: Console, found: dict[str, Any]) -> None:
+    """The end of a training run."""
+    say(console, f"[bold]{found['method']}[/]: the model is in {escape(found['model'])}")
+    if found["validation_loss"] is not None:
+        say(
+            console,
+            f"validation on public records: perplexity {math.exp(found['validation_loss']):,.2f} a token, "
+            f"{found['validation_accuracy']:.1%} of the next tokens right",
+            indent=2,
+        )
+    if found["certificate"] is None:
+        say(console, "no certificate: nothing was trained with noise, so that no epsilon holds", indent=2)
+        return
+    value = (
+        "no finite bound"
+        if found["epsilon"] is None
+        else f"epsilon {up(found['epsilon'])} at delta {found['delta']:.3g}"
+    )
+    say(
+        console,
+        f"[bold]{value}[/] ({found['adjacency']}, k={found['k']}, {found['sampler']} sampling, unit: {found['unit']}); all of it "
+        f"with `confide verify {escape(found['run'])}`",
+        indent=2,
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

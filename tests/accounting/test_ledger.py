@@ -25,6 +25,7 @@ from confide.accounting import (
     read_ledger,
 )
 from confide.accounting.events import flatten, from_plain, to_plain
+from confide.accounting.ledger import head_at
 from confide.errors import BadInput, Contradiction, Refused
 
 STEP = PoissonGaussian(0.1, 1.0)
@@ -139,6 +140,31 @@ def test_a_torn_line_is_dropped_by_the_next_writer_and_refused_by_readers(tmp_pa
         assert (writer.length, writer.head) == (length, head)
         writer.append(STEP)
     assert read_ledger(path).length == length + 1
+
+
+def test_the_head_after_some_lines_is_what_the_writer_had_then(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    with LedgerWriter.create(path, SETTING, []) as writer:
+        heads = [writer.head]
+        for _ in range(4):
+            writer.append(STEP)
+            heads.append(writer.head)
+    with open(path, "ab") as file:
+        file.write(b'{"torn')  # not acknowledged, so not a line
+    assert [head_at(path, length) for length in range(1, 6)] == heads
+    with pytest.raises(Contradiction, match="5 lines where 6"):
+        head_at(path, 6)
+    with pytest.raises(BadInput, match="at least one line"):
+        head_at(path, 0)
+
+
+def test_a_ledger_broken_anywhere_has_no_heads(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    write(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:3], *lines[4:]]))
+    with pytest.raises(Contradiction, match="line 4"):
+        head_at(path, 2)
 
 
 def test_an_existing_ledger_is_never_overwritten(tmp_path):

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from confide.accounting.setting import refuse_unsound
 from confide.errors import BadInput, ConfideError, Refused
 from confide.experiments.customersim import dialogues, people
-from confide.records import MASK
+from confide.records import MASK, Fields
 from confide.screening import Screened, screen
+from confide.screening.output import PARTS
 
 KEY = b"k" * 32
 
@@ -508,3 +509,59 @@ def test_any_text_can_be_screened(tmp_path_factory, texts, unit):
     except BadInput:
         return
     assert screened.manifest["records"] >= 1
+
+
+def labelled(tmp_path, suffix=".jsonl"):
+    path = tmp_path / f"labelled{suffix}"
+    if suffix == ".csv":
+        path.write_text('id,text,kind\na,"one.\nno 5",good\nb,two,\n')
+    else:
+        documents = [{"id": "a", "text": "one.\nno 5", "kind": "good"}, {"id": "b", "text": "two", "kind": None}]
+        path.write_text("".join(json.dumps(one) + "\n" for one in [*documents, {"id": "c", "text": "7", "kind": 3}]))
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_every_record_carries_its_documents_label(tmp_path, suffix):
+    options = {"unit": "turn", "conservative": "digits", "fields": Fields(label="kind")}
+    screened = screen(str(labelled(tmp_path, suffix)), "digits", tmp_path / "out", **options)
+    found = {part: {row["id"]: row["label"] for row in rows(screened, part, "id", "label")} for part in PARTS}
+    assert found["public"] == {"a/0": "good", "b/0": None}
+    assert found["private"] == ({"a/1": "good"} if suffix == ".csv" else {"a/1": "good", "c/0": "3"})
+
+
+def test_without_a_label_field_the_columns_stay_as_they_were(tmp_path):
+    screened = screen(str(labelled(tmp_path)), "digits", tmp_path / "out")
+    for part, columns in PARTS.items():
+        assert tuple(pq.read_schema(screened.folder / part / "00000.parquet").names) == columns
+
+
+def test_a_label_that_is_neither_text_nor_a_whole_number_is_a_bad_row(tmp_path):
+    path = tmp_path / "c.jsonl"
+    path.write_text('{"text": "hi", "kind": 0.5}\n')
+    with pytest.raises(BadInput, match="row 1: kind is a number"):
+        screen(str(path), "digits", tmp_path / "out", fields=Fields(label="kind"))
+    with pytest.raises(BadInput, match="--label-field"):
+        screen(str(path), "digits", tmp_path / "out", fields=Fields(label="class"))
+
+
+def test_blanked_duplicates_keep_their_labels_and_labels_count_in_the_digest(tmp_path):
+    digests = set()
+    for kind in ("x", "y"):
+        path = tmp_path / f"{kind}.jsonl"
+        path.write_text(
+            "".join(json.dumps({"id": i, "text": "same", "kind": k}) + "\n" for i, k in enumerate(("x", kind)))
+        )
+        screened = screen(str(path), "digits", tmp_path / kind, key=KEY, fields=Fields(label="kind"))
+        assert [(row["text"], row["label"]) for row in rows(screened, "private", "text", "label")] == [
+            ("same", "x"),
+            (MASK, kind),
+        ]
+        digests.add(screened.manifest["digest"])
+    assert len(digests) == 2
+
+
+def test_one_column_of_a_table_may_serve_twice(tmp_path):
+    (tmp_path / "c.csv").write_text("id,text,kind\n1,hi,x\n")
+    screened = screen(str(tmp_path / "c.csv"), "digits", tmp_path / "out", fields=Fields(group="kind", label="kind"))
+    assert rows(screened, "private", "group", "label") == [{"group": "x", "label": "x"}]

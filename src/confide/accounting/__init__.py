@@ -2,7 +2,7 @@
 
 from .audit import hold_against, many_run_lower_bound, one_run_lower_bound, one_run_reach
 from .bayesian import corpus_epsilon, jft_epsilon, slot_epsilon
-from .calibration import batch_choices, most_steps, smallest_noise
+from .calibration import batch_choices, most_steps, smallest_noise, smallest_noise_of
 from .ceilings import Ceilings
 from .certificate import issue, write
 from .curves import Curve, curve
@@ -72,6 +72,7 @@ __all__ = [
     "selection_curve",
     "slot_epsilon",
     "smallest_noise",
+    "smallest_noise_of",
     "verify",
     "write",
 ]

@@ -12,7 +12,7 @@ from scipy import optimize, special
 from ..errors import BadInput
 from .bayesian import inner_delta, slot_epsilon
 from .curves import check_delta, curve, gaussian_delta
-from .events import PoissonGaussian, check_count, check_number
+from .events import Event, PoissonGaussian, check_count, check_number
 from .pairs import null_pair, substitution_pair
 
 MAX_NOISE = 1e4
@@ -94,6 +94,25 @@ def smallest_noise(
         base = min(math.log1p(math.expm1(epsilon) / gamma), MAX_TARGET)
         guess = _central_limit_noise(sampling_rate, steps, base, inner, adjacency, k)
     return _falling_root(achieved, epsilon, guess)
+
+
+def smallest_noise_of(
+    events: Callable[[float], list[Event]],
+    epsilon: float,
+    delta: float,
+    *,
+    adjacency: str = "substitution",
+    k: int = 1,
+    guess: float = 1.0,
+) -> Calibrated:
+    """The smallest noise multiplier σ for which the composition of `events(σ)` meets the target.
+
+    *Formal guarantees.* As for `smallest_noise`. ε must fall as σ rises, which it does where σ is the noise of some events and
+    leaves the others as they are.
+    """
+    check_number("epsilon", epsilon, 0, MAX_TARGET)
+    check_delta(delta)
+    return _falling_root(lambda noise: curve(events(noise), adjacency, k).epsilon(delta), epsilon, guess)
 
 
 def _falling_root(achieved: Callable[[float], float], target: float, guess: float) -> Calibrated:

@@ -13,7 +13,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,12 +91,31 @@ def read_ledger(path: str | Path) -> Ledger:
     or reordered line raises `Contradiction` with its number; a torn last line (no line end) raises too, because only
     a writer may drop it (`LedgerWriter`).
     """
-    path = Path(path)
+    return _parse(Path(path), _read(Path(path)))
+
+
+def head_at(path: str | Path, length: int) -> str:
+    """The head of the chain after its first `length` lines: what a checkpoint of that moment must have recorded.
+
+    *Formal guarantees.* Returns only if every whole line of the file follows from the one before it and there are at
+    least `length` of them; else raises `Contradiction`. If the head returned is the recorded one, the first `length`
+    lines are the recorded ones, word for word. A torn last line is no line yet: only a writer may drop it.
+    """
+    if length < 1:
+        raise BadInput(f"a ledger has at least one line, so its head after {length} lines is not defined")
+    heads = [head for _, head in _chain(Path(path), _read(Path(path)))]
+    if len(heads) < length:
+        raise Contradiction(
+            f"the ledger {path} has {len(heads):,} lines where {length:,} were recorded: it was cut off"
+        )
+    return heads[length - 1]
+
+
+def _read(path: Path) -> bytes:
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise BadInput(f"cannot read the ledger {path}: {error.strerror}") from None
-    return _parse(path, data)
 
 
 def _parse(path: Path, data: bytes) -> Ledger:
@@ -104,8 +123,14 @@ def _parse(path: Path, data: bytes) -> Ledger:
         raise BadInput(f"the ledger {path} is empty: the run did not get as far as writing its plan")
     if not data.endswith(b"\n"):
         raise Contradiction(f"the ledger {path} ends in the middle of a line: it was cut off")
+    links = list(_chain(path, data))
+    bodies, head = [body for body, _ in links], links[-1][1]
+    return _interpret(path, bodies, head)
+
+
+def _chain(path: Path, data: bytes) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each whole line's body and the chain's head after it; the first line that does not follow raises."""
     head = GENESIS
-    bodies: list[dict[str, Any]] = []
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:
             record = json.loads(line)
@@ -122,8 +147,7 @@ def _parse(path: Path, data: bytes) -> Ledger:
                 "was changed, removed or moved"
             )
         head = true
-        bodies.append(record)
-    return _interpret(path, bodies, head)
+        yield record, head
 
 
 def _interpret(path: Path, bodies: list[dict[str, Any]], head: str) -> Ledger:

@@ -253,7 +253,7 @@ class PrivateGradients:
             trained = layer.trained if layer else frozenset[str]()
             weights = losses.token_weights(goals, self._reduction) * chosen.to(goals)[:, None]
             with exactly(hidden):
-                use, gradient = differentiate(single(hidden), head, goals, weights, trained)
+                use, gradient, _ = differentiate(single(hidden), head, goals, weights, trained)
                 if layer and only is None:
                     tally.see(use)
                 del use

@@ -32,8 +32,8 @@ def _even(length: int) -> int:
 @torch.no_grad()
 def differentiate(
     hidden: Tensor, head: nn.Linear, goals: Tensor, weights: Tensor, trained: frozenset[str]
-) -> tuple[Use, Tensor]:
-    """The use of the head under the loss Σ_t weights_t·cross-entropy_t, and the gradient of the hidden states [B, T, d].
+) -> tuple[Use, Tensor, Tensor]:
+    """Under the loss Σ_t weights_t·cross-entropy_t: the use of the head, the gradient of the hidden states [B, T, d], the loss.
 
     Row t of the logits' gradient is weights_t·(softmax − one-hot of the target); the weight is folded into the hidden
     state, so that the rows are never scaled. Positions before the first target and well after the last are left out.
@@ -47,14 +47,15 @@ def differentiate(
     states, scale, goal = hidden[:, window].detach(), weights[:, window].to(hidden), goals[:, window].clamp_min(0)
     logits = nn.functional.linear(states.reshape(-1, features), head.weight, head.bias)
     torch.softmax(logits, 1, out=logits)
+    right = logits.gather(1, goal.reshape(-1, 1)).clamp_min_(torch.finfo(logits.dtype).tiny)
+    loss = -(right.log_().view(scale.shape) * scale).sum()
     logits.scatter_add_(1, goal.reshape(-1, 1), logits.new_full((goal.numel(), 1), -1.0))
     hidden_gradient = torch.zeros_like(hidden)
     by_head = torch.mm(logits, head.weight).view(states.shape)
     torch.mul(by_head, scale[:, :, None], out=hidden_gradient[:, window])
     activations = (states * scale[:, :, None], scale)
-    return Use(
-        Head(), head, examples, trained, activations, logits.view(examples, -1, logits.shape[1])
-    ), hidden_gradient
+    use = Use(Head(), head, examples, trained, activations, logits.view(examples, -1, logits.shape[1]))
+    return use, hidden_gradient, loss
 
 
 def parts(model: nn.Module) -> tuple[Any, Any]:

@@ -52,6 +52,7 @@ SCHEMA = pa.schema(
         ("units", pa.list_(_SPAN)),  # what dedup compares; null: the whole record
         ("digests", pa.list_(pa.binary(DIGEST))),  # of the units, where dedup looks at them
         ("signature", pa.list_(pa.uint32())),  # of public records, for near-duplicates
+        ("label", pa.string()),  # of the document, where the options name a column of labels
         ("content", pa.binary(CONTENT)),  # keyed digest of all that is written of the record
     ]
 )
@@ -107,7 +108,7 @@ class Screener:
             else:
                 pairs = self._document(row.record, records, planted, duplicates, len(out))
             for treated, record in pairs:
-                out.append(self._row(treated, record, row.row, identity))
+                out.append(self._row(treated, record, row, identity))
                 most = max(most, len(treated.units))
                 kinds += [finding.type for finding in treated.findings]
         counts = {f"type {kind}": count for kind, count in Counter(kinds).items()}
@@ -174,7 +175,7 @@ class Screener:
         """A keyed digest: without the key it confirms no guess."""
         return blake2b(text.encode(), digest_size=DIGEST, key=self.key).digest()
 
-    def _row(self, treated: Treated, record: Record, row: int, identity: bytes | None) -> tuple[Any, ...]:
+    def _row(self, treated: Treated, record: Record, row: Row, identity: bytes | None) -> tuple[Any, ...]:
         """A row of the batch, in the order of the schema."""
         options, private = self.options, treated.private
         raw = render(record.text) if private else None
@@ -186,12 +187,13 @@ class Screener:
             private,
             raw,
             findings,
-            row,
+            row.row,
             identity,
             treated.units if options.dedup_unit else None,
             self._digests(treated.text, treated.units) if self._compared[private] else None,
             signature(treated.text) if options.public_dedup == "near" and not private else None,
-            content_digest(self.key, screened, raw, len(findings or ())),
+            row.label,
+            content_digest(self.key, screened, raw, len(findings or ()), row.label),
         )
 
 
@@ -207,10 +209,12 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def content_digest(key: bytes, record: Record, raw: str | None, findings: int) -> bytes:
-    """A keyed digest of a screened record: its id, group, text and turns, and how it came about."""
+def content_digest(key: bytes, record: Record, raw: str | None, findings: int, label: str | None = None) -> bytes:
+    """A keyed digest of a screened record: its id, group, text, turns and label, and how it came about."""
     name, text, group, turns = record
     content = f"{len(name)} {len(group)} {len(text)} {findings} {turns} {raw is None} {name}{group}{text}{raw}"
+    if label is not None:
+        content = f"label {len(label)} {label} {content}"
     return blake2b(content.encode(), digest_size=CONTENT, key=key).digest()
 
 

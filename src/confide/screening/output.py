@@ -72,10 +72,10 @@ def read_table(path: Path, key: bytes | None) -> pa.Table | None:
 class Parts:
     """The Parquet files of one part, a new one whenever the last is full."""
 
-    def __init__(self, folder: Path, part: str) -> None:
+    def __init__(self, folder: Path, part: str, labels: bool = False) -> None:
         shutil.rmtree(folder / part, ignore_errors=True)
         (folder / part).mkdir(mode=0o700)
-        self._folder, self._columns = folder / part, PARTS[part]
+        self._folder, self._columns = folder / part, PARTS[part] + (("label",) if labels else ())
         self._schema = pa.schema([SCHEMA.field(name) for name in self._columns])
         self._writer: pq.ParquetWriter | None = None
         self._file: Any = None

@@ -62,11 +62,13 @@ class Screened:
         except ValueError:
             raise BadInput(f"{folder / 'manifest.json'} is damaged; screen the corpus again") from None
 
-    def batches(self, part: str, columns: Sequence[str] = ("id", "text", "group")) -> Iterator[pa.RecordBatch]:
-        """The records of a part, batch by batch; only the columns asked for are read."""
+    def batches(
+        self, part: str, columns: Sequence[str] = ("id", "text", "group"), rows: int = 1 << 16
+    ) -> Iterator[pa.RecordBatch]:
+        """The records of a part in their order, at most so many `rows` at once; only the columns asked for are read."""
         for path in sorted((self.folder / part).glob("*.parquet")):
             with pq.ParquetFile(path) as file:
-                yield from file.iter_batches(columns=list(columns))
+                yield from file.iter_batches(rows, columns=list(columns))
 
     def setting(self, **training: Any) -> Setting:
         """What a certificate must know about this corpus, joined with a run's choices (method, clipping norm, …)."""
@@ -284,7 +286,8 @@ class _Work:
 
     def write(self, policy: Policy, conservative: Policy, given_key: bool) -> dict[str, Any]:
         """Deduplicate what was screened and write both parts. Out: the manifest."""
-        public, private = Parts(self.folder, "public"), Parts(self.folder, "private")
+        labels = self.options.fields.label is not None
+        public, private = Parts(self.folder, "public", labels), Parts(self.folder, "private", labels)
         with Shuffle(self._fresh("dedup")) as shuffle:
             for number in range(self.chunks if self.ids_given else 0):
                 enter_ids(shuffle, self._read(number), number)
@@ -358,14 +361,14 @@ class _Work:
         changed = {name: table[name].to_pylist() for name in ("text", "turns", "content")}
         mine = table.take(list(marked))
         findings = pc.list_value_length(mine["spans"]).to_pylist()
-        rows = mine.select(["id", "group", "text", "turns", "raw", "units"]).to_pylist()
+        rows = mine.select(["id", "group", "text", "turns", "raw", "units", "label"]).to_pylist()
         for (place, which), row, count in zip(marked.items(), rows, findings, strict=True):
             turns = tuple(Turn(**turn) for turn in row["turns"] or ())
             units = [(unit["start"], unit["end"]) for unit in row["units"] or ()] or [(0, len(row["text"]))]
             record, _ = blank(Record(row["id"], row["text"], row["group"], turns), units, which, MASK)
             changed["text"][place] = record.text
             changed["turns"][place] = [turn._asdict() for turn in record.turns] or None
-            changed["content"][place] = content_digest(self.key, record, row["raw"], count)
+            changed["content"][place] = content_digest(self.key, record, row["raw"], count, row["label"])
             self.counts["private duplicates"] += len(which)
         for name, values in changed.items():
             at = table.schema.get_field_index(name)

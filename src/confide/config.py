@@ -1,0 +1,109 @@
+"""All stages from one file: a YAML file in; a screened corpus and a trained run out, each made once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.progress import Progress
+
+from .errors import BadInput
+
+SECTIONS = ("out", "corpus", "screen", "train")
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """A configuration, checked: `corpus` and `out`, and the options of `screen` and `train` under their own names.
+
+    Relative paths are taken from the file's own folder.
+    """
+    path = Path(path)
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        raise BadInput(f"{path} is not YAML" + (f" (line {mark.line + 1})" if mark else "")) from None
+    if not isinstance(config, dict) or any(name not in SECTIONS for name in config):
+        raise BadInput(f"{path}: the sections are {', '.join(SECTIONS)}")
+    missing = [name for name in SECTIONS if name not in config]
+    if missing:
+        raise BadInput(f"{path}: {missing[0]} is missing; the sections are {', '.join(SECTIONS)}")
+    for name in ("screen", "train"):
+        if not isinstance(config[name], dict):
+            raise BadInput(f"{path}: {name} must hold options, each with a value")
+    corpus = config["corpus"] if isinstance(config["corpus"], list) else [config["corpus"]]
+    if not corpus or not all(isinstance(one, str) for one in [*corpus, config["out"]]):
+        raise BadInput(f"{path}: corpus names files, and out a folder")
+    here = path.parent
+    config["corpus"] = [one if "://" in one else str(here / one) for one in corpus]
+    config["out"] = str(here / config["out"])
+    return config
+
+
+def run_all(path: str | Path, progress: Progress | None = None) -> dict[str, Any]:
+    """Screen, then train, in one folder; stages that are whole are not made again, interrupted ones go on."""
+    config = read_config(path)
+    progress = progress or Progress(disable=True)
+    out = Path(config["out"])
+    screened = _screen(config, out / "screened", _task(progress, "screening"))
+    return _train(config, screened, out, progress)
+
+
+def _task(progress: Progress, name: str) -> Callable[[int], object]:
+    task = progress.add_task(name, total=None)
+    return lambda size: progress.advance(task, size)
+
+
+def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object]) -> Any:
+    from .records import Fields
+    from .screening import Options, Screened, screen
+
+    given = {name.replace("-", "_"): value for name, value in config["screen"].items()}
+    columns = {
+        name: given.pop(f"{name}_field") for name in ("text", "id", "group", "label") if f"{name}_field" in given
+    }
+    known = {field.name for field in fields(Options)}
+    unknown = sorted(given.keys() - known)
+    if unknown:
+        raise BadInput(f"the section screen has an unknown option {unknown[0][:40]!r}; see `confide screen --help`")
+    if "policy" not in given:
+        raise BadInput("the section screen names no policy: what counts as a secret? `confide policies` lists them")
+    options = Options(**given, **({"fields": Fields(**columns)} if columns else {}))
+    stamp = folder.parent / "screen.json"
+    wanted = json.dumps([config["corpus"], config["screen"]], sort_keys=True)
+    if folder.exists():
+        if stamp.exists() and stamp.read_text(encoding="utf-8") != wanted:
+            raise BadInput(f"{folder} was screened with other options; name another folder with out")
+        return Screened.open(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    stamp.write_text(wanted, encoding="utf-8")
+    partial = folder.with_name(folder.name + ".partial")
+    return screen(config["corpus"], out=folder, options=options, resume=partial.exists(), tick=tick)
+
+
+def _train(config: dict[str, Any], screened: Any, out: Path, progress: Progress) -> dict[str, Any]:
+    from .training import Options, Run, make_plan, plan_of, train_plan
+
+    options = Options.from_plain({name.replace("-", "_"): value for name, value in config["train"].items()})
+    folder = out / "run"
+    begun = (folder / "config.yaml").exists()
+    if begun:
+        plan = plan_of(folder, screened.folder, {f.name: getattr(options, f.name) for f in fields(options)})
+        if (folder / "model").exists():
+            found: dict[str, Any] = Run(folder).summary()
+            return found
+    else:
+        plan = make_plan(screened, options)
+    steps = progress.add_task("training", total=None)
+    run = train_plan(
+        plan, folder, resume=begun, tick=lambda done, total: progress.update(steps, completed=done, total=total),
+        reading=_task(progress, "reading"),
+    )  # fmt: skip
+    found = run.summary()
+    return found

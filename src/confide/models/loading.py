@@ -1,0 +1,393 @@
+"""Models by name: the LSTM, a small GPT-2, or any Hugging Face model that needs no code of its own; and back to a folder.
+
+Only configurations and safetensors are read, never pickles. What is random comes from a public seed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from ..errors import BadInput, ConfideError
+from .lstm import LstmConfig, LstmForCausalLM
+from .tokens import BUILT_IN, own_vocabulary, pretrained, room, source, why
+
+TASKS = ("causal", "classify")
+SMALLER = 0.9  # a pretrained model may have some more rows than its tokenizer has tokens, not this many
+GPT2_TINY = {"n_layer": 4, "n_embd": 128, "n_head": 4, "n_positions": 256}
+ADAPTER = "{spec} holds an adapter to another model; merge it first (PEFT's merge_and_unload) and save the whole model"
+# Parts of classifiers that a language model does not have: new weights are expected.
+_HEADS = frozenset({"classifier", "score", "pooler", "pre_classifier", "classification_head"})
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Train low-rank adapters only. `targets` are names of linear layers; None: those that PEFT takes for the model.
+
+    Everything else stays frozen, the embedding row of an added `<MASK>` among it; it keeps its public start.
+    """
+
+    rank: int = 8
+    alpha: float = 16
+    targets: tuple[str, ...] | None = None
+    dropout: float = 0.0
+
+
+def build(
+    spec: str,
+    tokenizer: Any,
+    *,
+    task: str = "causal",
+    classes: int | None = None,
+    lora: Lora | None = None,
+    from_scratch: bool = False,
+    seed: int = 0,
+    max_length: int | None = None,
+    dropout: float = 0.0,
+) -> Any:
+    """The model that a spec names, with room for all of the tokenizer's tokens, in single precision, ready to be trained.
+
+    `spec`: `lstm` (one layer of 200), `gpt2-tiny`, either with `:key=value,…`, or a hub name or folder. `from_scratch`
+    takes a hub model's configuration only. `max_length` is refused if the model cannot see as many tokens.
+
+    *Formal guarantees.* Weights depend on the named model, the tokenizer and the seed, all public.
+    """
+    if task not in TASKS:
+        raise BadInput(f"task must be one of {', '.join(TASKS)}, got {task!r}")
+    if task == "classify" and (classes is None or classes < 2):
+        raise BadInput("a classifier needs the number of classes, at least 2")
+    if not 0 <= dropout < 1:
+        raise BadInput(f"dropout must be at least 0 and below 1, got {dropout}")
+    name, _, given = spec.partition(":")
+    with _seeded(seed), _quiet():
+        if name in BUILT_IN:
+            model = _built_in(name, given, tokenizer, task, classes, max_length, dropout)
+        else:
+            config = _config(spec, task, classes, dropout)
+            if from_scratch:
+                model = _made(_scratch, spec, {"config": config, "tokenizer": tokenizer, "task": task})
+            else:
+                model = _pretrained(spec, config, task)
+                _fit(model, tokenizer, spec)
+        model = model.float()
+        _name_tokens(model.config, tokenizer, new=from_scratch or name in BUILT_IN)
+        _check(model, spec, task, max_length)
+        if task == "causal":
+            _name_ends(model, tokenizer)
+        return model if lora is None else _adapted(model, lora, spec, task)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' own notices: what matters is said by an error of ours."""
+    messages: Any = transformers.utils.logging
+    before = messages.get_verbosity()
+    messages.set_verbosity_error()
+    messages.disable_progress_bar()
+    try:
+        yield
+    finally:
+        messages.set_verbosity(before)
+
+
+# -- models that are made here -----------------------------------------------------------------------------------------
+
+
+def _built_in(
+    name: str, given: str, tokenizer: Any, task: str, classes: int | None, max_length: int | None, dropout: float
+) -> Any:
+    options = _options(name, given)
+    if name == "lstm":
+        if task != "causal":
+            raise BadInput(
+                "the LSTM is a language model and no classifier; take gpt2-tiny, or a hub model such as roberta-base"
+            )
+        if "hidden_size" in options and options.get("tie_word_embeddings", True):
+            options.setdefault("embedding_size", options["hidden_size"])
+        return LstmForCausalLM(_made(LstmConfig, name, {"dropout": dropout, **options, "vocab_size": room(tokenizer)}))
+    positions = {} if max_length is None else {"n_positions": max_length}
+    drops = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop", "summary_first_dropout"), dropout)
+    shape = {**GPT2_TINY, **positions, **drops, **options, "vocab_size": room(tokenizer)}
+    if task == "classify":
+        shape["num_labels"] = classes
+    if shape["n_embd"] % shape["n_head"]:
+        raise BadInput(
+            f"gpt2-tiny: hidden_size {shape['n_embd']} is not a multiple of {shape['n_head']} attention heads"
+        )
+    config = _made(transformers.GPT2Config, name, shape)
+    _name_tokens(config, tokenizer, new=True)
+    kind = transformers.GPT2LMHeadModel if task == "causal" else transformers.GPT2ForSequenceClassification
+    return kind(config)
+
+
+def _options(name: str, given: str) -> dict[str, Any]:
+    """`hidden_size=300,num_hidden_layers=2` as a dictionary; sizes go by the same names for every model."""
+    known = {
+        "lstm": ("embedding_size", "hidden_size", "num_hidden_layers", "dropout", "tie_word_embeddings", "initializer_range"),
+        "gpt2-tiny": ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "tie_word_embeddings"),
+    }[name]  # fmt: skip
+    options: dict[str, Any] = {}
+    for item in filter(None, given.split(",")):
+        key, _, value = item.partition("=")
+        if key not in known:
+            raise BadInput(f"{name}: unknown option {key!r}; it has {', '.join(known)}")
+        options[transformers.GPT2Config.attribute_map.get(key, key) if name == "gpt2-tiny" else key] = _value(
+            item, value
+        )
+    return options
+
+
+def _value(item: str, text: str) -> int | float | bool:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            pass
+    raise BadInput(f"{item}: write it as name=number, or name=true or name=false")
+
+
+def _made(kind: Any, name: str, values: dict[str, Any]) -> Any:
+    try:
+        return kind(**values)
+    except BadInput:
+        raise
+    except Exception as error:  # transformers checks its configurations in ways that differ by version
+        raise BadInput(f"{name}: {str(error).splitlines()[0]}") from None
+
+
+# -- models of the hub or of a folder ----------------------------------------------------------------------------------
+
+
+def _kind(task: str) -> Any:
+    return transformers.AutoModelForCausalLM if task == "causal" else transformers.AutoModelForSequenceClassification
+
+
+def _where(spec: str) -> dict[str, Any]:
+    """What `from_pretrained` is told, once it is clear that a path is a model's folder."""
+    folder = Path(spec).expanduser()
+    if folder.suffix == ".gguf":
+        raise BadInput(
+            f"{spec}: GGUF files hold weights for inference; name the folder of the model with its safetensors"
+        )
+    if folder.is_file():
+        raise BadInput(f"{spec} is a file; name the folder of a model (config.json and model.safetensors)")
+    if (folder / "adapter_config.json").is_file():
+        raise BadInput(ADAPTER.format(spec=spec))
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise BadInput(f"{spec}: no config.json, so this is not a Hugging Face model")
+    return source(spec)
+
+
+def _read_config(spec: str) -> Any:
+    where = _where(spec)
+    try:
+        return transformers.AutoConfig.from_pretrained(**where)
+    except Exception as error:  # transformers and the hub raise what they like
+        raise BadInput(why(spec, error, "model")) from None
+
+
+def _config(spec: str, task: str, classes: int | None, dropout: float) -> Any:
+    config = _read_config(spec)
+    if type(config) not in _kind(task)._model_mapping:
+        raise BadInput(f"{spec}: models of the type {config.model_type} cannot be trained for the task {task}")
+    for name, value in config.to_dict().items():
+        if "drop" in name and isinstance(value, (int, float)) and not isinstance(value, bool):
+            setattr(config, name, 0.0 if "layer" in name else dropout)
+    if task == "classify":
+        config.num_labels = classes
+    return config
+
+
+def _scratch(config: Any, tokenizer: Any, task: str) -> Any:
+    """New weights for the tokenizer. Padding that is written as the end of a text is named later: its row is learned."""
+    config.vocab_size = room(tokenizer)
+    if tokenizer.pad_token_id != tokenizer.eos_token_id:
+        config.pad_token_id = tokenizer.pad_token_id
+    elif (config.pad_token_id or 0) >= config.vocab_size:
+        config.pad_token_id = None
+    return _kind(task).from_config(config, trust_remote_code=False)
+
+
+def _pretrained(spec: str, config: Any, task: str) -> Any:
+    where = _where(spec)
+    folder = Path(where["pretrained_model_name_or_path"])
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth"))
+        raise BadInput(
+            f"{spec}: only pickled weights, which can run code and are not loaded; load the model where you trust it and save it "
+            "again with save_pretrained(), which writes safetensors"
+            if pickled
+            else f"{spec}: no weights (model.safetensors); use from_scratch to start from its configuration alone"
+        )
+    try:
+        model, loaded = _kind(task).from_pretrained(
+            **where, config=config, use_safetensors=True, output_loading_info=True
+        )
+    except Exception as error:
+        raise BadInput(why(spec, error, "model")) from None
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise BadInput(ADAPTER.format(spec=spec))
+    missing = sorted(key for key in loaded["missing_keys"] if task == "causal" or not _of_head(key))
+    if missing:
+        raise BadInput(
+            f"{spec}: {len(missing)} weights are missing, the first {missing[0]}; this model was not trained for the task {task}"
+        )
+    return model
+
+
+def _of_head(name: str) -> bool:
+    return not _HEADS.isdisjoint(name.split("."))
+
+
+def _fit(model: Any, tokenizer: Any, spec: str) -> None:
+    """Refuse another model's tokenizer, and give added tokens rows of their own, made from the rows that are there."""
+    rows, own = len(model.get_input_embeddings().weight), own_vocabulary(tokenizer)
+    needed = room(tokenizer)
+    if max(own.values(), default=0) >= rows:
+        raise BadInput(
+            f"{spec}: the tokenizer has {len(own):,} tokens and the model rows for {rows:,}; they do not belong together"
+        )
+    if needed < SMALLER * rows:
+        raise BadInput(
+            f"{spec}: the model has rows for {rows:,} tokens and the tokenizer only {needed:,}; they do not belong together. "
+            "Leave out the tokenizer to take the model's own, or train from scratch"
+        )
+    if str(tokenizer.name_or_path) != spec:
+        try:
+            theirs = own_vocabulary(pretrained(spec))
+        except BadInput:
+            theirs = own  # the model comes without a tokenizer to compare with
+        if theirs != own:
+            raise BadInput(
+                f"{spec}: the tokenizer gives other ids to tokens than the model's own; leave it out, or train from scratch"
+            )
+    if needed > rows:
+        model.resize_token_embeddings(needed, mean_resizing=True)  # new rows: the mean of the pretrained ones
+
+
+def _name_tokens(config: Any, tokenizer: Any, *, new: bool) -> None:
+    """Write the tokenizer's special ids into the configuration; a pretrained model keeps the bos and eos that it has."""
+    config.pad_token_id = tokenizer.pad_token_id  # classifiers look for the last token before it
+    for name in ("bos_token_id", "eos_token_id"):
+        if new or getattr(config, name, None) is None:
+            setattr(config, name, getattr(tokenizer, name))
+
+
+def _check(model: Any, spec: str, task: str, max_length: int | None) -> None:
+    most = longest(model)
+    if max_length is not None and most is not None and max_length > most:
+        raise BadInput(f"{spec}: the model sees at most {most} tokens; max_length {max_length} is more")
+    if task == "causal" and _looks_ahead(model):
+        raise BadInput(f"{spec}: this model sees the tokens that it is to predict, so it is no causal language model")
+
+
+def _name_ends(model: Any, tokenizer: Any) -> None:
+    """`generate` stops where training put the end of a record, besides the ends that the model already has."""
+    settings = model.generation_config
+    ends = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
+    ends = [end for end in dict.fromkeys([tokenizer.eos_token_id, *ends]) if end is not None]
+    settings.eos_token_id = ends if len(ends) > 1 else ends[0] if ends else None
+    settings.bos_token_id, settings.pad_token_id = model.config.bos_token_id, tokenizer.pad_token_id
+    if not settings.do_sample:  # a hub model's own taste, which transformers would then refuse to save
+        settings.temperature = settings.top_k = settings.top_p = settings.typical_p = None
+
+
+def longest(model: Any) -> int | None:
+    """How many tokens the model can see; None: no end, as with the LSTM."""
+    if model.config.model_type == LstmConfig.model_type:
+        return None
+    found: int | None = getattr(model.config, "max_position_embeddings", None)
+    for name, module in model.named_modules():
+        if (
+            found is not None
+            and name.endswith("position_embeddings")
+            and getattr(module, "padding_idx", None) is not None
+        ):
+            return found - int(module.padding_idx) - 1  # RoBERTa's positions begin after its padding
+    return found
+
+
+@torch.no_grad()
+def _looks_ahead(model: Any) -> bool:
+    """Whether the last token changes the logits before it."""
+    training = model.training
+    model.eval()
+    ids = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 4]])
+    one, other = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    model.train(training)
+    change = (one - other).abs().amax(-1)
+    return bool(change[:3].max() > 1e-4 * change[3])  # rounding is far below
+
+
+def _adapted(model: Any, lora: Lora, spec: str, task: str) -> Any:
+    """The model with adapters; of a classifier the new head is trained as well."""
+    try:
+        from peft import LoraConfig, get_peft_model
+        from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
+    except ImportError:
+        raise ConfideError("LoRA needs peft; install it with: pip install 'confide[train]'") from None
+    if isinstance(model, LstmForCausalLM):
+        raise BadInput("LoRA adapts linear layers and the LSTM has none; train it in full")
+    targets: Any = list(lora.targets or ()) or USUAL.get(model.config.model_type, "all-linear")
+    conv1d = any(isinstance(module, transformers.pytorch_utils.Conv1D) for module in model.modules())
+    try:
+        adapted = get_peft_model(
+            model,
+            LoraConfig(
+                r=lora.rank,
+                lora_alpha=lora.alpha,  # type: ignore[arg-type]
+                target_modules=targets,
+                lora_dropout=lora.dropout,
+                fan_in_fan_out=conv1d,
+            ),
+        )
+    except ValueError as error:
+        raise BadInput(f"{spec}: LoRA cannot be applied: {str(error).splitlines()[0]}") from None
+    if task == "classify":
+        for name, parameter in adapted.named_parameters():
+            if _of_head(name):
+                parameter.requires_grad_(True)
+    return adapted
+
+
+# -- folders -----------------------------------------------------------------------------------------------------------
+
+
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a plain `from_pretrained` folder; LoRA is merged into the weights, in a copy."""
+    if hasattr(model, "merge_and_unload"):
+        model = copy.deepcopy(model).merge_and_unload()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _quiet():
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+    except OSError as error:
+        raise ConfideError(f"{folder}: the model cannot be written: {error.strerror or error}") from None
+
+
+def load_trained(folder: Path | str) -> tuple[Any, Any]:
+    """The model of a folder that `save` wrote, ready to be used, and its tokenizer."""
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise BadInput(f"{folder}: no model there (config.json)")
+    with _quiet():
+        config = _read_config(str(folder))
+        task = "classify" if any("Classification" in name for name in config.architectures or ()) else "causal"
+        return _pretrained(str(folder), config, task).eval(), pretrained(str(folder))

@@ -1,0 +1,256 @@
+"""Tokenizers: a pretrained one, or a byte-level BPE of public text; one id for masked secrets, one for padding.
+
+Nothing here takes private text: a vocabulary is read off its corpus, no noise covers it, and a rare name would become a
+token of the published tokenizer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from ..errors import BadInput, Refused
+from ..records import MASK
+
+END, PAD = "<|endoftext|>", "<|pad|>"
+BYTES = 256
+BUILT_IN = ("lstm", "gpt2-tiny")  # models that are made here and come without a tokenizer
+_KNOWN = {  # what a folder without tokenizer_config.json may call its special tokens
+    "bos_token": ("<|endoftext|>", "<|begin_of_text|>", "<s>"),
+    "eos_token": ("<|endoftext|>", "<|end_of_text|>", "</s>"),
+    "unk_token": ("<unk>", "[UNK]"),
+    "pad_token": ("<|pad|>", "<pad>", "[PAD]"),
+    "mask_token": (MASK, "<mask>", "[MASK]"),
+}
+
+
+def load_tokenizer(
+    spec: str | None,
+    model_spec: str,
+    *,
+    public_texts: Callable[[], Iterator[str]] | None = None,
+    vocabulary_size: int = 8192,
+    external: Path | None = None,
+) -> tuple[Any, str]:
+    """A prepared tokenizer, and where its vocabulary comes from: "pretrained", "public" or "external".
+
+    `spec` is a hub name or a folder. Without one the model's own is taken; a model that is made here has none, and its
+    vocabulary is trained on the public part of the corpus, or on `external`, a file that the user declares public.
+
+    *Formal guarantees.* The vocabulary depends on `spec`, `model_spec`, `external` and the public part alone.
+    """
+    built_in = model_spec.partition(":")[0] in BUILT_IN
+    if spec is not None and external is not None:
+        raise BadInput("a tokenizer and a file to train one on were both given; name only one of them")
+    if spec is not None:
+        return prepare(pretrained(spec)), "pretrained"
+    if external is not None:
+        return train_bpe(_texts(external), vocabulary_size, f"{external} holds no text"), "external"
+    if not built_in:
+        return prepare(pretrained(model_spec)), "pretrained"
+    nothing = (
+        "the public part is empty, and a vocabulary is never trained on private text; give --tokenizer NAME|DIR for a "
+        "pretrained one, or --vocabulary-from FILE with text that is public"
+    )
+    return train_bpe(public_texts() if public_texts else (), vocabulary_size, nothing), "public"
+
+
+def _texts(file: Path) -> Iterator[str]:
+    """The texts of an outside file, in any format that a corpus may have."""
+    from .. import readers, records
+
+    for chunk in readers.chunks(readers.sources([str(file)]), records.Fields(), text_as="paragraph"):
+        for row in records.parse(chunk)[0]:
+            yield row.record.text
+
+
+def train_bpe(texts: Iterable[str], vocabulary_size: int, nothing: str) -> Any:
+    """A byte-level BPE of the texts, which must be public; `nothing` is said if there are none. Any text can be encoded."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    specials = [END, PAD, MASK]
+    if vocabulary_size < BYTES + len(specials):
+        raise BadInput(f"a byte-level vocabulary has at least {BYTES + len(specials)} tokens, not {vocabulary_size}")
+    pieces = (
+        piece for text in texts for piece in text.split(MASK) if piece.strip()
+    )  # the mark is one token, not letters
+    first = next(pieces, None)
+    if first is None:
+        raise Refused(nothing)
+    tokenizer: Any = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        special_tokens=specials,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(itertools.chain([first], pieces), trainer)
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        bos_token=END,
+        eos_token=END,
+        pad_token=PAD,
+        mask_token=MASK,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def pretrained(spec: str) -> Any:
+    """The tokenizer of a hub name or folder; never by code that comes with it."""
+    from transformers import AutoTokenizer
+
+    folder = Path(spec).expanduser()
+    if folder.is_dir() and not any((folder / name).is_file() for name in ("tokenizer_config.json", "config.json")):
+        return _bare(folder)
+    try:
+        found = AutoTokenizer.from_pretrained(**source(spec), use_fast=True)
+    except Exception as error:  # tokenizers raise what they like
+        raise BadInput(why(spec, error, "tokenizer")) from None
+    if set(found.get_vocab()) <= set(found.all_special_tokens):  # transformers makes an empty one up
+        raise BadInput(
+            f"{spec}: no tokenizer (tokenizer.json, or vocab.json and merges.txt); name one with --tokenizer"
+        )
+    if not found.is_fast:
+        raise BadInput(f"{spec}: its tokenizer has no fast version (tokenizer.json); name another one with --tokenizer")
+    return found
+
+
+def source(spec: str) -> dict[str, Any]:
+    """What `from_pretrained` is told of a hub name or folder: never remote code, and no connection for a folder."""
+    folder = Path(spec).expanduser()
+    here = folder.is_dir()
+    return {
+        "pretrained_model_name_or_path": str(folder) if here else spec,
+        "local_files_only": here or os.environ.get("HF_HUB_OFFLINE") == "1" or not _hub_answers(),
+        "trust_remote_code": False,
+    }
+
+
+@lru_cache(maxsize=1)
+def _hub_answers() -> bool:
+    """Whether the hub can be reached; asked once, since its own client tries again for most of a minute."""
+    from huggingface_hub import constants
+
+    if getproxies():
+        return True  # the proxy will know
+    address = urlsplit(constants.ENDPOINT)
+    try:
+        socket.create_connection((address.hostname or "", address.port or 443), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def _bare(folder: Path) -> Any:
+    """A folder with tokenizer.json, or the vocab.json and merges.txt of a byte-level BPE such as GPT-2's, and no more."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        if (folder / "tokenizer.json").is_file():
+            backend: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+            backend = Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+            backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            backend.decoder = decoders.ByteLevel()
+        else:
+            raise BadInput(f"{folder}: no tokenizer (tokenizer.json, or vocab.json and merges.txt)")
+    except BadInput:
+        raise
+    except Exception:  # the library has no error of its own
+        raise BadInput(f"{folder}: its tokenizer files cannot be read") from None
+    vocabulary = backend.get_vocab()
+    named = {role: next((name for name in names if name in vocabulary), None) for role, names in _KNOWN.items()}
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend,
+        clean_up_tokenization_spaces=False,
+        **{role: name for role, name in named.items() if name},
+    )
+
+
+def why(spec: str, error: Exception, what: str) -> str:
+    """Why a tokenizer or model could not be loaded, in one line."""
+    if "trust_remote_code" in str(error):
+        return f"{spec}: this {what} needs code of its own, which is never run; take one that transformers itself knows"
+    if isinstance(error, ImportError):
+        return f"{spec}: its {what} needs a package that is not installed: {_first_line(error)}"
+    if not Path(spec).expanduser().exists() and isinstance(error, OSError):
+        return (
+            f"{spec}: no such folder, and the model hub cannot be reached or does not know it; give the path of a folder, or check "
+            "the name and the connection"
+        )
+    return f"{spec}: cannot load the {what}: {_first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def prepare(tokenizer: Any) -> Any:
+    """Make sure of a mask token, the tokenizer's own or one added `<MASK>`, and of a padding token; again changes nothing."""
+    if tokenizer.mask_token is None:
+        tokenizer.add_special_tokens({"mask_token": MASK})
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is not None:
+            tokenizer.pad_token = tokenizer.eos_token  # needs no row of its own: padding is neither read nor predicted
+        else:
+            tokenizer.add_special_tokens({"pad_token": PAD})
+    return tokenizer
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """The ids of a text without framing: `<MASK>` is the mask id, and other special tokens in it are ordinary letters."""
+    ids: list[int] = []
+    for number, piece in enumerate(text.split(MASK)):
+        if number:
+            ids.append(tokenizer.mask_token_id)
+        if piece:
+            ids += tokenizer(piece, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    return ids
+
+
+def first_id(tokenizer: Any) -> int:
+    """The id that every causal record begins with: bos, or eos for a tokenizer that has none."""
+    found = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    if found is None:
+        raise BadInput("the tokenizer has no token for the beginning or the end of a text, so it fits no causal model")
+    return int(found)
+
+
+def add_placeholders(tokenizer: Any, types: Iterable[str]) -> dict[str, int]:
+    """One special token for each type of secret, `<name>` for NAME, as the anonymized baseline wants; again changes nothing."""
+    from tokenizers import AddedToken
+
+    names = {kind: f"<{kind.strip().lower().replace(' ', '_')}>" for kind in sorted(set(types))}
+    if "<>" in names.values():
+        raise BadInput("a type of secret has no name, so that no placeholder can stand for it")
+    taken = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token, tokenizer.mask_token}
+    for kind, name in names.items():
+        if name in taken:
+            raise BadInput(
+                f"the type {kind} would become {name}, which the tokenizer uses for something else; rename it"
+            )
+    fresh = dict.fromkeys(names.values())
+    tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in fresh], special_tokens=True)
+    return {kind: int(tokenizer.convert_tokens_to_ids(name)) for kind, name in names.items()}
+
+
+def room(tokenizer: Any) -> int:
+    """How many rows an embedding needs for every id; the ids of some tokenizers have gaps."""
+    return int(max(tokenizer.get_vocab().values())) + 1
+
+
+def own_vocabulary(tokenizer: Any) -> dict[str, int]:
+    """The vocabulary without tokens that were added afterwards, by us or by the model's makers."""
+    added = set(tokenizer.added_tokens_decoder)
+    return {token: number for token, number in tokenizer.get_vocab().items() if number not in added}

@@ -1,0 +1,306 @@
+"""The loop: a plan in; steps with and without noise, checkpoints and telemetry on the way; a model and its certificate out."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..accounting import LedgerWriter
+from ..accounting.events import Noiseless
+from ..dp import PrivateGradients, Step, keep_memory
+from ..models import save
+from . import checkpoints, evaluation, processes, sdp
+from .optim import Annealing, Rate, make_optimizer, set_rate
+from .phases import Phase, Slot, slots
+from .planning import TrainingPlan
+from .run import CHECKPOINTS, Prepared, Run, finish, prepare_run, spent_steps
+from .steps import PublicGradients, autocast, count_targets
+from .telemetry import Telemetry
+
+Tick = Callable[[int, int], object]  # slots done, slots in all
+WINDOW = 32  # public batches whose records are sorted by length, for less padding
+VALIDATED = 2000  # records at most
+TICKS = 8  # private steps between two moves of the progress bar: single steps' times depend on the draw
+
+
+def train(
+    plan: TrainingPlan,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    board: bool = False,
+    tick: Tick = lambda done, total: None,
+    reading: Callable[[int], object] = lambda records: None,
+    say: Callable[[str], object] = lambda warning: None,
+) -> Run:
+    """Train as planned. Killed at any moment, it goes on with `resume=True`.
+
+    *Formal guarantees.* Private records influence the run through `PrivateGradients.release` alone; each of its steps is in
+    the ledger before it is drawn. Everything else (the order of public batches, learning rates, when a step is taken,
+    telemetry) is a function of the options, the public part and the released gradients. After a resume, steps that the
+    ledger holds beyond the checkpoint are not taken again: they count as spent.
+    """
+    with processes.joined():
+        prepared = prepare_run(plan, Path(out), resume, reading)
+        work = Work(plan, prepared, board)
+        for warning in work.warnings:
+            say(warning)
+        every = plan.options.checkpoint_every or max(1, work.total // 50)
+        for slot in islice(work.slots(), work.done, None):
+            work.enter(slot.phase)
+            if slot.kind == "public":
+                work.public_step(slot)
+            elif slot.kind == "private":
+                work.private_step(slot)
+            else:
+                work.end_epoch(slot)
+            work.done += 1
+            if work.done % every == 0 or slot.kind == "epoch":
+                work.checkpoint()
+            if slot.kind != "private" or slot.step % TICKS == 0:
+                tick(work.done, work.total)
+        work.close()
+        return finish(prepared)
+
+
+class Work:
+    """The state of a run between two slots."""
+
+    def __init__(self, plan: TrainingPlan, prepared: Prepared, board: bool) -> None:
+        self.plan, self.options, self.prepared = plan, plan.options, prepared
+        self.model, self.ledger = prepared.model, prepared.ledger
+        self.validation = prepared.validation()
+        self.total = sum(1 for _ in self.slots())
+        self.done, self.annealing, self.losses = 0, Annealing(), list[float]()
+        self.norm: float | None = None
+        self.best: float | None = None
+        self.warnings: tuple[str, ...] = ()
+        self._phase = -1
+        self._private: Iterator[Step] = iter(())
+        self._selective: sdp.Selective | None = None
+        self._order: tuple[tuple[int, int], NDArray[np.int64]] | None = None
+        self._restored = checkpoints.latest(prepared.folder / CHECKPOINTS) if prepared.resumed else None
+        if self._restored is not None:
+            self.warnings = self._restored.warnings
+            self.done, self.best = self._restored.slots, self._restored.state["best"]
+            self.annealing = Annealing.from_plain(self._restored.state["annealing"])
+        self.spent: dict[str, int] = processes.shared(lambda: spent_steps(prepared))
+        self._at_start = dict(self.spent)
+        self.telemetry: Telemetry | None = None
+        if processes.rank() == 0:
+            self.telemetry = Telemetry(
+                prepared.folder / "telemetry.jsonl", self.done, prepared.folder / "tensorboard" if board else None
+            )
+        keep_memory()
+        self.enter(self._restored.state["phase"] if self._restored else 0)
+
+    def slots(self) -> Iterator[Slot]:
+        for number, phase in enumerate(self.plan.phases):
+            public, private = self.plan.public_steps(phase), self.plan.private_steps(phase)
+            yield from slots(number, phase.epochs, public, private, self.options.order)
+
+    @property
+    def phase(self) -> Phase:
+        return self.plan.phases[self._phase]
+
+    def enter(self, number: int) -> None:
+        """Begin a phase: its optimizer, its private steps, its entry in the ledger if it trains without noise."""
+        if number == self._phase:
+            return
+        self._leave()
+        self._phase = number
+        options, name = self.options, self.phase.name
+        self.public, self.private = self.prepared.streams(self.phase)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = make_optimizer(
+            trained, options.optimizer, momentum=options.momentum, weight_decay=options.weight_decay
+        )
+        if self._restored is not None:
+            checkpoints.load(self._restored, self.model, self.optimizer, ledger_path=self.prepared.ledger_path)
+            self._restored = None
+        self.plain = PublicGradients(self.model, options.task)
+        if self.ledger is not None and self.phase.secrets_in_public:
+            _enter_noiseless(self.ledger, self.plan, self.phase, self.spent.get(name, 0))
+        if name not in self.plan.private:
+            return
+        private = self.plan.private[name]
+        self.gradients = PrivateGradients(
+            self.model.train(), private, task=options.task, reduction=options.reduction, clipping=options.clipping
+        )
+        if options.method == "sdp" and options.variant == "paper":
+            self._selective = sdp.Selective(self.plan, self.prepared, self.gradients, self.private, self.optimizer)
+        else:
+            self._private = private.run(self.ledger, phase=name, reserve=options.reserve)
+
+    def _leave(self) -> None:
+        if self._phase >= 0 and self.phase.name in self.plan.private:
+            self.gradients.detach()
+
+    def public_step(self, slot: Slot) -> None:
+        """A step on records without noise: the same in every process, whatever their number."""
+        options, stream = self.options, self.public
+        torch.manual_seed(_mixed(options.seed, slot.phase, slot.step))  # dropout's coins: no private step moves them
+        steps = self.plan.public_steps(self.phase)
+        size = -(-len(stream) // steps)
+        if self._order is None or self._order[0] != (slot.phase, slot.epoch):
+            self._order = (slot.phase, slot.epoch), order_of(stream.lengths, size, options.seed, slot)
+        begin = slot.step % steps * size
+        mine = self._order[1][begin : begin + size][processes.rank() :: processes.world()]
+        batches = [stream.batch(rows) for rows in by_length(stream.lengths, mine, options.microbatch)]
+        count = torch.tensor(float(sum(count_targets(batch, options.task) for batch in batches)))
+        count = processes.total(count).clamp_min(1.0)
+        self.optimizer.zero_grad()
+        self.model.train()
+        loss = 0.0
+        with autocast(options.precision, self.prepared.device):
+            for batch in batches:
+                loss += self.plain.backward(batch, float(count))
+        self._join_gradients()
+        if options.public_clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), options.public_clip)
+        self.losses.append(float(processes.total(torch.tensor(loss))))
+        self._advance(self._rate(slot))
+        self._log(slot)
+
+    def private_step(self, slot: Slot) -> None:
+        """A step with noise on a Poisson batch; none if an earlier start of this run has already paid for it."""
+        if self._selective is not None:
+            self._selective.step(slot, self._rate)
+            self.spent[self.phase.name] = slot.step + 1
+            return
+        if slot.step < self._at_start.get(self.phase.name, 0):
+            return
+        step = next(self._private)
+        # Dropout's coins are secret here: known ones, dealt out by place in the batch, would show who else is in it.
+        torch.manual_seed(secrets.randbits(63))
+        self.optimizer.zero_grad()
+        self.model.train()
+        with autocast(self.options.precision, self.prepared.device):
+            for rows in by_length(self.private.lengths, step.indices, self.options.microbatch):
+                self.gradients.accumulate(self.private.batch(rows))
+        self.gradients.release(step)
+        self.spent[self.phase.name] = slot.step + 1
+        if slot.step % self.options.log_every == 0:
+            self.norm = _norm(self.model)
+        self._advance(self._rate(slot))
+        self._log(slot)
+
+    def end_epoch(self, slot: Slot) -> None:
+        """Validate on public records; learning rates may follow that, and nothing else."""
+        found = processes.shared(self._validate)
+        if self.validation is not None and self.options.schedule == "anneal":
+            self.annealing = self.annealing.see(found.get("loss", math.inf))
+        if self.telemetry is not None:
+            values = {f"validation_{name}": value for name, value in found.items()}
+            epsilon = self.plan.epsilon(self.spent)
+            if epsilon is not None:
+                values |= {"epsilon": epsilon, "delta": self.options.delta}
+            self._write(slot, **values)
+
+    def _validate(self) -> dict[str, float]:
+        if self.validation is None:
+            return {}
+        rows = np.arange(len(self.validation))[:VALIDATED]
+        found = evaluation.quick(self.model, self.validation, rows, self.validation.pad, batch=self.options.microbatch)
+        if (
+            self.options.keep == "best"
+            and math.isfinite(found["loss"])
+            and (self.best is None or found["loss"] < self.best)
+        ):
+            self.best = found["loss"]
+            save(self.model, self.prepared.tokenizer, self.prepared.folder / "best")
+        return {name: float(found[name]) for name in ("loss", "accuracy") if math.isfinite(found[name])}
+
+    def checkpoint(self) -> None:
+        if processes.rank() != 0:
+            return
+        state = {"phase": self._phase, "annealing": self.annealing.to_plain(), "best": self.best}
+        ledger = None if self.ledger is None else {"length": self.ledger.length, "head": self.ledger.head}
+        folder = self.prepared.folder / CHECKPOINTS
+        checkpoints.save(folder, self.model, self.optimizer, state, ledger, slots=self.done)
+
+    def close(self) -> None:
+        self._leave()
+        if self.telemetry is not None:
+            self.telemetry.close()
+        if self.ledger is not None:
+            self.ledger.close()
+
+    def _rate(self, slot: Slot) -> float:
+        options = self.options
+        if slot.kind == "public":
+            rate = Rate(options.learning_rate, options.schedule, options.warmup)
+            total = self.plan.public_steps(self.phase) * self.phase.epochs
+            return rate.at(slot.step, total) * self.annealing.scale
+        base = options.learning_rate if options.private_learning_rate is None else options.private_learning_rate
+        total = self.plan.private_steps(self.phase)
+        return Rate(base, options.private_schedule, options.warmup).at(slot.step, total) * self.annealing.scale
+
+    def _advance(self, rate: float) -> None:
+        set_rate(self.optimizer, rate)
+        self.optimizer.step()
+
+    def _join_gradients(self) -> None:
+        if processes.world() > 1:
+            for parameter in self.model.parameters():
+                if parameter.requires_grad:
+                    parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                    processes.total(parameter.grad)
+
+    def _log(self, slot: Slot) -> None:
+        if slot.step % self.options.log_every == 0:
+            name = "learning_rate" if slot.kind == "public" else "private_learning_rate"
+            self._write(slot, **{name: self._rate(slot)})
+
+    def _write(self, slot: Slot, **values: float | None) -> None:
+        if self.telemetry is not None:
+            if self.losses and math.isfinite(mean := sum(self.losses) / len(self.losses)):
+                values["public_loss"] = mean
+            if self.norm is not None:
+                values["noised_gradient_norm"] = self.norm
+            at = {"phase": self.phase.name, "epoch": slot.epoch, "slot": self.done + 1}
+            steps = {f"{slot.kind}_step": slot.step} if slot.kind != "epoch" else {}
+            self.telemetry.write(**at, **steps, **values)
+        self.losses, self.norm = [], None
+
+
+def order_of(lengths: NDArray[np.int64], batch: int, seed: int, slot: Slot) -> NDArray[np.int64]:
+    """The order of public records in an epoch: shuffled, alike in length within a batch."""
+    coins = np.random.default_rng([seed, slot.phase, slot.epoch])
+    order = coins.permutation(len(lengths))
+    for begin in range(0, len(order), WINDOW * batch):
+        window = order[begin : begin + WINDOW * batch]
+        window = window[np.argsort(lengths[window], kind="stable")]
+        whole = len(window) // batch * batch
+        batches = window[:whole].reshape(-1, batch)
+        order[begin : begin + len(window)] = np.concatenate([coins.permutation(batches).reshape(-1), window[whole:]])
+    return order
+
+
+def by_length(lengths: NDArray[np.int64], indices: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
+    """The drawn records in microbatches of similar length; which is in which changes the sum by rounding only."""
+    ordered = indices[np.argsort(lengths[indices], kind="stable")]
+    return (ordered[begin : begin + size] for begin in range(0, len(ordered), size))
+
+
+def _enter_noiseless(ledger: LedgerWriter, plan: TrainingPlan, phase: Phase, spent: int) -> None:
+    planned = next(event for name, event in plan.planned if name == phase.name and isinstance(event, Noiseless))
+    if not spent:
+        ledger.append(planned, phase.name)
+
+
+def _norm(model: torch.nn.Module) -> float:
+    """The norm of a released gradient, noise included."""
+    found = [p.grad.norm() for p in model.parameters() if p.requires_grad and p.grad is not None]
+    return float(torch.stack(found).norm())
+
+
+def _mixed(*numbers: int) -> int:
+    return int(np.random.default_rng(numbers).integers(2**62))

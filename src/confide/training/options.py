@@ -1,0 +1,222 @@
+"""The choices of a training run: what a user says comes in, checked; nothing of it depends on a private record."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import BadInput
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "method": ("crt", "dpsgd", "sdp", "jft", "redacted", "anonymized", "plain"),
+    "task": ("causal", "classify"),
+    "optimizer": ("adamw", "adam", "sgd"),
+    "schedule": ("constant", "linear", "cosine", "anneal"),
+    "private_schedule": ("constant", "linear", "cosine"),
+    "order": ("public-first", "private-first", "alternate"),
+    "mask_records": ("train", "drop"),
+    "reduction": ("mean", "sum"),
+    "clipping": ("flat", "automatic", "per-layer"),
+    "variant": ("sound", "paper"),
+    "phase1": ("direct", "hand-screened", "noised"),
+    "validate_on": ("unflagged", "all"),
+    "keep": ("last", "best"),
+    "precision": ("fp32", "bf16"),
+}
+PRIVATE = ("crt", "dpsgd", "sdp", "jft")  # methods that add noise, and can be certified
+
+
+HELP: dict[str, str] = {
+    "model": "lstm, gpt2-tiny (with :key=value,… for other sizes), a folder, or a name on the model hub.",
+    "method": "crt, dpsgd, sdp, jft, or a baseline: redacted, anonymized, plain.",
+    "task": "causal (a language model) or classify.",
+    "classes": "All labels of a classifier, with commas.",
+    "tokenizer": "A folder or hub name, if not the model's own.",
+    "vocabulary_from": "Outside text from which a vocabulary is made.",
+    "vocabulary_size": "Tokens of a vocabulary that is made here.",
+    "special_tokens": "Tokens to add, with commas, such as 'SYS:,USR:'.",
+    "from_scratch": "Take a model's configuration, not its weights.",
+    "lora": "Train LoRA adapters of this rank instead of all weights.",
+    "max_length": "Tokens of a record; longer ones are cut.",
+    "epochs": "Passes over the corpus.",
+    "batch_size": "Records of a step without noise.",
+    "private_batch_size": "Expected records of a step with noise (default: a sixteenth of them, at most 1024).",
+    "microbatch": "Records at a time; changes memory and speed, never the result.",
+    "optimizer": "adamw, adam or sgd.",
+    "learning_rate": "Of steps without noise.",
+    "private_learning_rate": "Of steps with noise, if another.",
+    "schedule": "constant, linear, cosine, or anneal: a quarter whenever public validation does not improve.",
+    "private_schedule": "constant, linear or cosine.",
+    "warmup": "Share of the steps in which the rate rises.",
+    "momentum": "Of sgd.",
+    "weight_decay": "Of the optimizer.",
+    "dropout": "Of the model.",
+    "public_clip": "Largest norm of a public batch's gradient.",
+    "epsilon": "The target; the noise is found.",
+    "delta": "What is added to every probability.",
+    "noise": "The noise multiplier, in place of --epsilon.",
+    "clip_norm": "Largest norm of one record's gradient.",
+    "clipping": "flat, automatic or per-layer.",
+    "reduction": "A record's loss is the mean or the sum over its tokens.",
+    "ratio": "Expected private epochs for each public one.",
+    "order": "public-first, private-first or alternate, in each epoch.",
+    "mask_records": "train, or drop: records with a mask contribute nothing, for a smaller epsilon.",
+    "ignore_mask": "Masks are no targets of the loss.",
+    "assistant_only": "Of chats, only what the assistant says is a target.",
+    "variant": "Of sdp: sound, or paper.",
+    "segments": "sdp as in the paper: private segments of a record at most.",
+    "state_noise": "sdp as in the paper: noise of hidden states, if another.",
+    "state_clip": "sdp as in the paper: largest norm of a hidden state.",
+    "phase1": "Of jft: direct, hand-screened or noised.",
+    "phase1_epochs": "Of jft, if other than --epochs.",
+    "phase1_noise": "Of jft with a noised first phase.",
+    "screened_by_hand": "Of jft: JSON lines that people have screened.",
+    "tuning_runs": "Earlier runs of this very plan on the same private records; they count.",
+    "seed": "Of initial weights and public batches; sampling and noise have none.",
+    "validation": "Outside text to validate on, in place of held-out public records.",
+    "validate_on": "unflagged: only records that neither policy flags; all: outside of the certificate.",
+    "validation_share": "Share of the dialogues that is held out.",
+    "keep": "The last model, or the best on validation; epsilon is the same.",
+    "precision": "fp32, or bf16 for forward passes.",
+    "log_every": "Steps between two lines of telemetry.",
+    "checkpoint_every": "Steps between two checkpoints (default: a fiftieth of the run).",
+    "reserve": "Private steps entered in the ledger at a time; a crash forfeits the rest.",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """One run. Every field is public."""
+
+    model: str
+    method: str = "crt"
+    task: str = "causal"
+    classes: tuple[str, ...] = ()
+    tokenizer: str | None = None
+    vocabulary_from: str | None = None
+    vocabulary_size: int = 8192
+    special_tokens: tuple[str, ...] = ()
+    from_scratch: bool = False
+    lora: int | None = None
+    max_length: int = 256
+    epochs: int = 3
+    batch_size: int = 32
+    private_batch_size: int | None = None
+    microbatch: int = 32
+    optimizer: str = "adamw"
+    learning_rate: float = 1e-3
+    private_learning_rate: float | None = None
+    schedule: str = "constant"
+    private_schedule: str = "constant"
+    warmup: float = 0.0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    dropout: float = 0.0
+    public_clip: float | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    noise: float | None = None
+    clip_norm: float = 1.0
+    clipping: str = "flat"
+    reduction: str = "mean"
+    ratio: float = 1.0
+    order: str = "public-first"
+    mask_records: str = "train"
+    ignore_mask: bool = False
+    assistant_only: bool = False
+    variant: str = "sound"
+    segments: int = 8
+    state_noise: float | None = None
+    state_clip: float = 1.0
+    phase1: str = "direct"
+    phase1_epochs: int | None = None
+    phase1_noise: float | None = None
+    screened_by_hand: str | None = None
+    tuning_runs: int = 0
+    seed: int = 0
+    validation: str | None = None
+    validate_on: str = "unflagged"
+    validation_share: float = 0.05
+    keep: str = "last"
+    precision: str = "fp32"
+    log_every: int = 50
+    checkpoint_every: int | None = None
+    reserve: int = 8
+
+    def __post_init__(self) -> None:
+        from ..accounting.events import check_count, check_number, short  # here: the command line must start quickly
+
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise BadInput(f"{option(name)} must be one of {', '.join(choices)}, got {short(getattr(self, name))}")
+        if not isinstance(self.model, str) or not self.model.strip():
+            raise BadInput("name a model with --model: lstm, gpt2-tiny, a folder, or a name on the model hub")
+        for name in ("epochs", "batch_size", "microbatch", "log_every", "segments", "reserve"):
+            check_count(option(name), getattr(self, name), high=10**7)
+        check_count("--max-length", self.max_length, low=2, high=10**6)
+        check_count("--vocabulary-size", self.vocabulary_size, low=260, high=10**7)
+        check_count("--tuning-runs", self.tuning_runs, low=0, high=10**5)
+        check_count("--seed", self.seed, low=0, high=2**62)
+        for name in ("private_batch_size", "phase1_epochs", "checkpoint_every", "lora"):
+            if getattr(self, name) is not None:
+                check_count(option(name), getattr(self, name), high=10**9)
+        for name in ("learning_rate", "clip_norm", "state_clip", "ratio"):
+            check_number(option(name), getattr(self, name), 0, 1e6)
+        for name in ("private_learning_rate", "public_clip"):
+            if getattr(self, name) is not None:
+                check_number(option(name), getattr(self, name), 0, 1e6)
+        for name in ("warmup", "momentum", "weight_decay", "dropout", "validation_share"):
+            check_number(option(name), getattr(self, name), 0, 1, low_open=False)
+        self._check_together()
+
+    def _check_together(self) -> None:
+        private = self.method in PRIVATE
+        if private and self.delta is None:
+            raise BadInput(f"{self.method} needs --delta, and --epsilon or --noise: how much may the model leak?")
+        if private and (self.epsilon is None) == (self.noise is None):
+            raise BadInput("give either --epsilon (the noise is found) or --noise (its epsilon is stated)")
+        if not private and any(value is not None for value in (self.epsilon, self.noise)):
+            raise BadInput(
+                f"{self.method} adds no noise, so that no epsilon holds; leave --epsilon and --noise out, or use crt or dpsgd"
+            )
+        if self.task == "classify" and len(self.classes) < 2:
+            raise BadInput("--task classify needs --classes: the names of all labels, with commas")
+        if self.task == "classify" and self.method == "sdp":
+            raise BadInput("sdp is defined for the tokens of a language model; classify with crt, jft or dpsgd")
+        if self.method == "sdp" and self.mask_records == "drop":
+            raise BadInput("sdp trains on the unmasked text: --mask-records drop has no meaning there")
+        if self.method == "jft" and self.phase1 == "hand-screened" and not self.screened_by_hand:
+            raise BadInput(
+                "--phase1 hand-screened needs --screened-by-hand FILE: JSON lines with id and the screened text"
+            )
+        if self.method == "jft" and self.phase1 == "noised" and self.phase1_noise is None:
+            raise BadInput("--phase1 noised needs --phase1-noise: the noise multiplier of the first phase")
+        if self.method == "jft" and self.tuning_runs:
+            raise BadInput("--tuning-runs is not counted for jft, whose ledger has two phases; use crt, dpsgd or sdp")
+
+    @property
+    def private(self) -> bool:
+        return self.method in PRIVATE
+
+    def to_plain(self) -> dict[str, Any]:
+        plain = dataclasses.asdict(self)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
+
+    @classmethod
+    def from_plain(cls, plain: Any) -> Options:
+        if not isinstance(plain, dict):
+            raise BadInput("the training options must be a mapping of names to values")
+        known = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(str(name) for name in plain.keys() - known)
+        if unknown:
+            raise BadInput(f"unknown training option {unknown[0][:40]!r}; known are {', '.join(sorted(known))}")
+        if "model" not in plain:
+            raise BadInput("the training options name no model")
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items()}
+        return cls(**values)
+
+
+def option(name: str) -> str:
+    """A field as it is called on the command line."""
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,11 @@
+"""Plain training: all records as they are, without noise. A baseline; it promises nothing."""
+
+from __future__ import annotations
+
+from .corpus import Source
+from .options import Options
+from .phases import BOTH, Phase
+
+
+def phases(options: Options) -> tuple[Phase, ...]:
+    return (Phase("train", options.epochs, public=Source(BOTH, "raw"), secrets_in_public=True),)

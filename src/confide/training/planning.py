@@ -1,0 +1,323 @@
+"""The plan of a run: a screened corpus and options in; sizes, rates, steps, noise and every guarantee out, before training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..accounting import (
+    Ledger,
+    Noiseless,
+    PoissonGaussian,
+    SelectiveGaussian,
+    Setting,
+    curve,
+    issue,
+    most_steps,
+    smallest_noise,
+    smallest_noise_of,
+)
+from ..accounting.calibration import MAX_NOISE
+from ..accounting.events import Event, with_count
+from ..accounting.guarantees import up
+from ..accounting.ledger import GENESIS, Entry
+from ..dp import Plan
+from ..errors import BadInput, Refused
+from ..screening import Screened
+from . import byhand
+from .corpus import Source
+from .holdout import split_rows
+from .methods import METHODS
+from .options import Options
+from .phases import Phase
+
+DEFAULT_SHARE, MOST_DEFAULT = 16, 1024  # of the private records, in an expected batch
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """Everything about a run that is fixed before it sees a record; public but for the folder it reads."""
+
+    screened: Screened
+    options: Options
+    phases: tuple[Phase, ...]
+    private: dict[str, Plan]  # by phase
+    setting: Setting
+    planned: tuple[Entry, ...]  # for the ledger
+    sizes: dict[str, int]
+    notes: tuple[str, ...]
+
+    def records(self, source: Source | None) -> int:
+        return 0 if source is None else sum(self.sizes[part] for part in source.parts)
+
+    def rows(self, source: Source) -> NDArray[np.int64]:
+        """The rows of a source that are trained on: those of dialogues that are not held out for validation."""
+        share = 0.0 if self.options.validation else self.options.validation_share
+        offset, found = 0, []
+        for part in source.parts:
+            found.append(split_rows(self.screened, part, share)[0] + offset)
+            offset += self.screened.manifest[part]
+        return np.concatenate(found)
+
+    @property
+    def public_is_public(self) -> bool:
+        """Whether the guarantees leave the public part as it is: not where every record counts as private."""
+        return not (
+            self.options.method == "dpsgd" or (self.options.method == "jft" and self.options.phase1 == "noised")
+        )
+
+    def public_steps(self, phase: Phase) -> int:
+        """Steps of an epoch on text without noise."""
+        records = self.sizes["by hand"] if phase.by_hand else self.records(phase.public)
+        return math.ceil(records / self.options.batch_size)
+
+    def private_steps(self, phase: Phase) -> int:
+        return self.private[phase.name].steps if phase.name in self.private else 0
+
+    def certificate(self) -> dict[str, Any] | None:
+        """The certificate that the finished run will have; None for methods that cannot have one."""
+        if not any(isinstance(event, PoissonGaussian | SelectiveGaussian) for _, event in self.planned):
+            return None
+        assert self.options.delta is not None
+        return issue(Ledger(self.setting.to_plain(), self.planned, self.planned, 1, GENESIS), self.options.delta)
+
+    def summary(self, measured: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The plan in public numbers, with what two steps of each kind cost if they were measured."""
+        certificate = self.certificate()
+        found: dict[str, Any] = {
+            "method": self.options.method,
+            "model": self.options.model,
+            "unit": self.setting.unit,
+            "records": self.sizes["public"] + self.sizes["private"],
+            **{name: self.sizes[name] for name in ("public", "private", "validation")},
+            "phases": [self._phase(phase) for phase in self.phases],
+            "notes": list(self.notes),
+            "cost": None if measured is None else dict(measured),
+        }
+        if certificate is not None:
+            main = certificate["guarantees"][0]
+            found |= {name: main[name] for name in ("epsilon", "delta", "k")}
+            found |= {name: certificate[name] for name in ("sampler", "accountant", "guarantees", "assumptions")}
+            found |= {"adjacency": certificate["adjacency"]["name"], "certificate": certificate}
+        return found
+
+    def _phase(self, phase: Phase) -> dict[str, Any]:
+        found = {"name": phase.name, "epochs": phase.epochs, "public_steps": self.public_steps(phase) * phase.epochs}
+        if phase.name in self.private:
+            plan = self.private[phase.name]
+            found |= {
+                "private_records": plan.records,
+                "steps": plan.steps,
+                "sampling_rate": plan.sampling_rate,
+                "expected_batch": plan.expected_batch,
+                "noise_multiplier": plan.noise_multiplier,
+                "clip_norm": plan.clip_norm,
+            }
+        return found
+
+    def epsilon(self, steps: dict[str, int]) -> float | None:
+        """ε of the main guarantee after so many private steps of each phase; for telemetry, of public numbers only."""
+        if not self.options.private or self.options.delta is None:
+            return None
+        noisy = {
+            phase: event for phase, event in self.planned if isinstance(event, PoissonGaussian | SelectiveGaussian)
+        }
+        spent: list[Event] = [
+            with_count(event, steps[phase]) for phase, event in noisy.items() if steps.get(phase)
+        ]
+        spent += [event for phase, event in noisy.items() if phase == "tuning"]
+        if not spent:
+            return 0.0
+        return curve(spent, self.setting.adjacency, self.setting.k_missed).epsilon(self.options.delta)
+
+
+def plan(
+    screened: Screened | str | Path,
+    options: Options | None = None,
+    *,
+    noises: Mapping[str, float] | None = None,
+    **choices: Any,
+) -> TrainingPlan:
+    """Plan a run: find the noise for a target ε, or state the ε of a given noise. `noises`: as found before, by phase.
+
+    *Formal guarantees.* Rates, steps and noise depend on the options and on the numbers of public and private records, which
+    are the same for neighbouring corpora (guarantees §3), and on nothing else. The plan's ε is that of its certificate.
+    """
+    screened = screened if isinstance(screened, Screened) else Screened.open(screened)
+    options = options or Options(**choices)
+    phases = METHODS[options.method](options)
+    sizes, notes = _sizes(screened, options)
+    _check_parts(screened, options, sizes)
+    setting = _setting(screened, options, sizes, phases)
+    made = TrainingPlan(screened, options, phases, {}, setting, (), sizes, tuple(notes))
+    private = _private_plans(made, noises or {})
+    planned = _planned(made, private)
+    return TrainingPlan(screened, options, phases, private, setting, planned, sizes, tuple(notes))
+
+
+def _sizes(screened: Screened, options: Options) -> tuple[dict[str, int], list[str]]:
+    """Records to train on by part, and what the user should know about them."""
+    manifest = screened.manifest
+    share = 0.0 if options.validation else options.validation_share
+    train, held = split_rows(screened, "public", share)
+    sizes = {"public": len(train), "private": len(split_rows(screened, "private", share)[0]), "validation": len(held)}
+    sizes["by hand"] = len(byhand.read(options.screened_by_hand)) if options.screened_by_hand else 0
+    notes = []
+    if not manifest["private"] and options.method in ("crt", "sdp", "jft"):
+        notes.append(
+            "the policies flagged nothing: there is no private record, nothing is trained with noise and there is nothing to "
+            "certify; is the policy the right one?"
+        )
+    if not manifest["public"] and options.method == "crt":
+        notes.append(
+            "every record is private (the policies flagged everything): crt is then DP-SGD on the redacted text; a conservative "
+            "policy such as allowlist makes records public that cannot hold a secret"
+        )
+    if not len(held) and not options.validation:
+        notes.append("no public record is left for validation: name validation text with --validation")
+    return sizes, notes
+
+
+def _check_parts(screened: Screened, options: Options, sizes: dict[str, int]) -> None:
+    if not sizes["public"] + sizes["private"]:
+        raise BadInput(f"{screened.folder} holds no record to train on; screen a larger corpus")
+    if options.method in ("dpsgd", "jft") and screened.manifest["public_dedup"] != "off":
+        raise Refused(
+            f"{options.method} counts every record as private, but duplicates were removed from the public part: masking one secret "
+            "there may bring others back; screen again with --public-dedup off"
+        )
+    if options.method == "sdp" and not sizes["private"]:
+        raise BadInput("sdp needs private tokens, but the policies flagged nothing; screen with another policy")
+
+
+def _setting(screened: Screened, options: Options, sizes: dict[str, int], phases: tuple[Phase, ...]) -> Setting:
+    """What the certificate will assume; `vocabulary` is filled in by the run, before its ledger is made."""
+    parts = next((phase.private.parts for phase in reversed(phases) if phase.private), ("public", "private"))
+    choices: dict[str, Any] = {
+        "method": options.method,
+        "clipping_norm": options.clip_norm,
+        "private_records": max(1, sum(sizes[part] for part in parts)),
+        "mask_records": options.mask_records if options.method == "crt" else "train",
+        "sdp_variant": options.variant,
+        "jft_phase1": options.phase1,
+        "subject": f"{options.method} of {options.model} on {screened.folder.name}",
+    }
+    if options.method == "sdp" and options.variant == "paper":
+        choices["sampler"] = "public"
+    if options.method in ("dpsgd", "sdp"):
+        # These train on the text as it was read: neither dedup nor a policy that reads whole documents changes more records.
+        choices |= {
+            "dedup": "off",
+            "units_per_record": "one",
+            "changed_units": 1,
+            "group_records": 1,
+            "bloom_delta": 0.0,
+        }
+    return screened.setting(**choices)
+
+
+def _private_plans(made: TrainingPlan, noises: Mapping[str, float]) -> dict[str, Plan]:
+    found: dict[str, Plan] = {}
+    for phase in made.phases:
+        records = made.records(phase.private)
+        if not records:
+            continue
+        rate, steps = rate_and_steps(made, phase, records)
+        noise = noises.get(phase.name) or phase.noise or made.options.noise
+        if noise is None:
+            earlier: list[Event] = [plan.event for plan in found.values()]
+            noise = _noise(made, phase, rate, steps, earlier)
+        found[phase.name] = Plan(records, rate, steps, noise, made.options.clip_norm)
+    return found
+
+
+def rate_and_steps(made: TrainingPlan, phase: Phase, records: int) -> tuple[float, int]:
+    """The sampling rate and the number of private steps of a phase: `ratio` expected epochs for each epoch."""
+    options = made.options
+    batch = options.private_batch_size or min(MOST_DEFAULT, max(1, records // DEFAULT_SHARE))
+    if batch > records:
+        raise BadInput(f"--private-batch-size {batch:,} is more than the {records:,} private records; make it smaller")
+    ratio = options.ratio if phase.public is not None else 1.0
+    return batch / records, max(1, math.ceil(phase.epochs * ratio * records / batch))
+
+
+def _noise(made: TrainingPlan, phase: Phase, rate: float, steps: int, earlier: list[Event]) -> float:
+    """The smallest noise that keeps the target over all phases and earlier runs; else the nearest possible targets."""
+    options, setting = made.options, made.setting
+    assert options.epsilon is not None
+    assert options.delta is not None
+    delta = options.delta - (setting.bloom_delta if setting.dedup == "bloom" else 0.0)
+    if delta <= 0:
+        raise Refused(
+            f"the Bloom filter's false positives alone may cost delta {setting.bloom_delta:g}, of {options.delta:g} in all; "
+            "allow a larger --delta, or screen again with --dedup exact"
+        )
+    events = _events(made, phase, rate, steps)
+    if made.setting.method == "jft" and made.setting.jft_phase1 != "noised":
+        earlier = []
+    try:
+        if len(events(1.0)) == 1 and isinstance(events(1.0)[0], PoissonGaussian) and not earlier:
+            total = events(1.0)[0].count  # type: ignore[union-attr]
+            return smallest_noise(
+                rate, total, options.epsilon, delta, adjacency=setting.adjacency, k=setting.k_missed
+            ).noise_multiplier
+        return smallest_noise_of(
+            lambda noise: [*earlier, *events(noise)],
+            options.epsilon, delta, adjacency=setting.adjacency, k=setting.k_missed, guess=4.0,
+        ).noise_multiplier  # fmt: skip
+    except BadInput as error:
+        raise Refused(f"{error}. {_nearest(made, lambda noise: [*earlier, *events(noise)], delta, rate)}") from None
+
+
+def _events(made: TrainingPlan, phase: Phase, rate: float, steps: int) -> Callable[[float], list[Event]]:
+    """What a phase releases at a noise multiplier, the earlier runs of the same plan included."""
+    options = made.options
+    runs = 1 + options.tuning_runs
+    if options.method == "sdp" and options.variant == "paper":
+        state = options.state_noise
+        return lambda noise: [SelectiveGaussian(noise, options.segments, 2, state or noise, 1.0, phase.epochs * runs)]
+    return lambda noise: [PoissonGaussian(rate, noise, steps * runs)]
+
+
+def _nearest(made: TrainingPlan, events: Callable[[float], list[Event]], delta: float, rate: float) -> str:
+    """The closest targets that can be met."""
+    setting, options = made.setting, made.options
+    hints = []
+    try:
+        least = curve(events(MAX_NOISE), setting.adjacency, setting.k_missed).epsilon(delta)
+        if math.isfinite(least):
+            hints.append(f"with these steps the smallest possible epsilon is {up(least)}")
+    except BadInput:
+        pass
+    try:
+        assert options.epsilon is not None
+        fits = most_steps(rate, 20.0, options.epsilon, delta, adjacency=setting.adjacency, k=setting.k_missed)
+        if fits:
+            hints.append(f"at noise 20 as many as {fits:,} steps fit into epsilon {options.epsilon:g}")
+    except BadInput:
+        pass
+    return ("Possible are: " + "; ".join(hints) + ".") if hints else "Allow a larger --delta."
+
+
+def _planned(made: TrainingPlan, private: dict[str, Plan]) -> tuple[Entry, ...]:
+    """What the ledger's first line plans."""
+    options = made.options
+    planned: list[Entry] = []
+    for phase in made.phases:
+        if phase.secrets_in_public and made.public_steps(phase):
+            planned.append((phase.name, Noiseless(phase.epochs * made.public_steps(phase))))
+        if phase.name not in private:
+            continue
+        plan = private[phase.name]
+        events = _events(made, phase, plan.sampling_rate, plan.steps)(plan.noise_multiplier)
+        per_run = [with_count(event, event.count // (1 + options.tuning_runs)) for event in events]  # type: ignore
+        planned += [(phase.name, event) for event in per_run]
+        if options.tuning_runs:
+            planned += [("tuning", with_count(event, event.count * options.tuning_runs)) for event in per_run]
+    return tuple(planned)

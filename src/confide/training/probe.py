@@ -1,0 +1,124 @@
+"""What a run will cost: a plan in; time and memory out, from two steps of each kind on records of the corpus's lengths."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..dp import Plan, PrivateGradients
+from ..dp.memory import keep_memory
+from .corpus import Encoder, TokenFile, Tokens, examples
+from .optim import make_optimizer
+from .phases import Phase
+from .planning import TrainingPlan
+from .run import Prepared, new_model, new_tokenizer
+from .steps import PublicGradients, autocast, count_targets
+
+SAMPLE = 1024  # records of which lengths are taken
+
+
+def probe(plan: TrainingPlan) -> dict[str, Any]:
+    """Seconds of a step of each kind, of the whole run, and the peak of memory.
+
+    Tokens are random: nothing that is shown depends on what a record says, only on how long records are.
+    """
+    options = plan.options
+    keep_memory()
+    tokenizer, _, placeholders = new_tokenizer(plan)
+    model, device = new_model(plan, tokenizer)
+    prepared = Prepared(plan, Path(), model, tokenizer, placeholders, device)
+    optimizer = make_optimizer((p for p in model.parameters() if p.requires_grad), options.optimizer)
+    seconds, found = 0.0, []
+    with tempfile.TemporaryDirectory() as folder:
+        for phase in plan.phases:
+            tokens = TokenFile.write(Path(folder) / phase.name, _alike(plan, phase, prepared.encoder(phase)))
+            public, private = plan.public_steps(phase) * phase.epochs, plan.private_steps(phase)
+            times = {
+                "public_step": _public(prepared, tokens, optimizer) if public else 0.0,
+                "private_step": _private(prepared, tokens, optimizer, plan.private[phase.name]) if private else 0.0,
+            }
+            seconds += public * times["public_step"] + private * times["private_step"]
+            found.append({"phase": phase.name, **times})
+    return {"seconds": seconds, "steps": found, "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+
+def _alike(plan: TrainingPlan, phase: Phase, encoder: Encoder) -> list[Tokens]:
+    """Records of random tokens, as long as the first ones of the phase's text."""
+    source = phase.private or phase.public
+    assert source is not None
+    coins = np.random.default_rng(0)
+    lengths = [
+        len(record.ids)
+        for some in islice(examples(plan.screened, source, encoder, SAMPLE), 1)
+        for record in encoder.encode(some)
+    ]
+    high = len(encoder.tokenizer)
+    drawn = coins.choice(lengths, SAMPLE)
+    label = 0 if encoder.task == "classify" else -1
+    return [
+        Tokens(coins.integers(high, size=n, dtype=np.int32), np.arange(n) > 0, np.zeros(n, bool), label) for n in drawn
+    ]
+
+
+def _public(prepared: Prepared, tokens: TokenFile, optimizer: torch.optim.Optimizer) -> float:
+    options, model = prepared.plan.options, prepared.model.train()
+    gradients = PublicGradients(model, options.task)
+    size = min(options.microbatch, options.batch_size)
+
+    def step() -> None:
+        rows = np.random.default_rng().integers(len(tokens), size=size)
+        batch = {
+            name: value.to(prepared.device)
+            for name, value in tokens.batch(rows, prepared.tokenizer.pad_token_id).items()
+        }
+        with autocast(options.precision, prepared.device):
+            gradients.backward(batch, max(1, count_targets(batch, options.task)))
+
+    return -(-options.batch_size // size) * _seconds(step) + _seconds(optimizer.step)
+
+
+def _private(prepared: Prepared, tokens: TokenFile, optimizer: torch.optim.Optimizer, plan: Plan) -> float:
+    options, model = prepared.plan.options, prepared.model.train()
+    size = max(1, min(options.microbatch, round(plan.expected_batch), len(tokens)))
+    own = Plan(size, 1.0, 4, plan.noise_multiplier, plan.clip_norm)
+    gradients = PrivateGradients(
+        model, own, task=options.task, reduction=options.reduction, clipping=options.clipping, checked=False
+    )
+    steps = own.run()
+
+    def release() -> None:
+        step = next(steps)
+        rows = np.random.default_rng().integers(len(tokens), size=size)
+        batch = {
+            name: value.to(prepared.device)
+            for name, value in tokens.batch(rows, prepared.tokenizer.pad_token_id).items()
+        }
+        with autocast(options.precision, prepared.device):
+            gradients.accumulate(batch)
+        gradients.release(step)
+        optimizer.step()
+
+    try:
+        whole = _seconds(release)
+    finally:
+        gradients.detach()
+    return whole * plan.expected_batch / size if size < plan.expected_batch else whole
+
+
+def _seconds(step: Callable[[], object]) -> float:
+    """The time of a step: the median of two, after one to warm up."""
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[1:])

@@ -1,0 +1,78 @@
+"""Several processes as one run: torchrun's environment in, a joined group out; a process alone is a group of one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..errors import ConfideError
+
+PATIENCE = timedelta(minutes=30)  # for the other processes: a step of a large model takes long
+
+
+def launched() -> bool:
+    """Whether torchrun, or something like it, started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[None]:
+    """Join the other processes for the time of a run."""
+    if not launched() or dist.is_initialized():
+        yield
+        return
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, ConfideError) or not _lost(error):
+            raise
+        raise ConfideError(
+            "another process of this run ended or cannot be reached; nothing that was paid for is lost: start the same command "
+            "again with --resume, with as many processes as you like"
+        ) from None
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _lost(error: RuntimeError) -> bool:
+    words = ("connection", "closed by peer", "gloo", "nccl", "timed out", "timeout", "socket", "reset by peer")
+    return any(word in str(error).lower() for word in words)
+
+
+def shared(make: Callable[[], Any]) -> Any:
+    """What rank 0 makes, in every process; its error, too."""
+    if world() == 1:
+        return make()
+    said: list[Any] = [None, None]
+    if rank() == 0:
+        try:
+            said = [make(), None]
+        except ConfideError as error:
+            said = [None, error]
+    dist.broadcast_object_list(said, src=0)
+    if said[1] is not None:
+        raise said[1]
+    return said[0]
+
+
+def total(value: torch.Tensor) -> torch.Tensor:
+    """The sum over all processes, in place."""
+    if world() > 1:
+        dist.all_reduce(value)
+    return value

@@ -1,0 +1,341 @@
+"""A run's folder: a plan in; model, tokenizer, records and ledger ready to train, and at the end a model and a certificate out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .. import __version__
+from ..accounting import LedgerWriter, issue, read_ledger, write
+from ..errors import BadInput, ConfideError, Refused
+from ..models import Lora, add_placeholders, build, load_tokenizer, load_trained, prepare, save
+from ..models.tokens import pretrained
+from ..rundir import new_folder
+from . import byhand, processes, sdp
+from .corpus import Encoder, Example, Source, TokenFile, fingerprint, tokenise
+from .holdout import split_rows
+from .options import Options, option
+from .phases import Phase
+from .planning import TrainingPlan, plan
+from .validation import outside
+
+CONFIG, LEDGER, CHECKPOINTS, TOKENS = "config.yaml", "ledger.jsonl", "checkpoints", "screened"
+Tick = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run on disk."""
+
+    folder: Path
+
+    def model(self) -> Any:
+        """The trained model: an ordinary Hugging Face model."""
+        return load_trained(self.folder / "model")[0]
+
+    def tokenizer(self) -> Any:
+        return load_trained(self.folder / "model")[1]
+
+    @property
+    def certificate(self) -> dict[str, Any] | None:
+        path = self.folder / "certificate.json"
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+
+    def telemetry(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "telemetry.jsonl").read_text(encoding="utf-8").splitlines()]
+
+    def summary(self) -> dict[str, Any]:
+        """What became of the run, in public numbers."""
+        config = yaml.safe_load((self.folder / CONFIG).read_text(encoding="utf-8"))
+        certificate, lines = self.certificate, self.telemetry()
+        validated = [line for line in lines if "validation_loss" in line]
+        found: dict[str, Any] = {
+            "run": str(self.folder),
+            "model": str(self.folder / "model"),
+            "method": config["options"]["method"],
+            "validation_loss": validated[-1]["validation_loss"] if validated else None,
+            "validation_accuracy": validated[-1]["validation_accuracy"] if validated else None,
+            "certificate": None if certificate is None else str(self.folder / "certificate.json"),
+        }
+        if certificate is not None:
+            main = certificate["guarantees"][0]
+            found |= {
+                "epsilon": main["epsilon"],
+                "delta": main["delta"],
+                "k": main["k"],
+                "adjacency": certificate["adjacency"]["name"],
+                "unit": certificate["unit"],
+                "sampler": certificate["sampler"],
+                "steps": certificate["ledger"]["steps"],
+                "guarantees": certificate["guarantees"],
+            }
+        return found
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Records to train or validate on, by number."""
+
+    tokens: TokenFile
+    rows: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    pad: int
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, indices: Any, pad_id: int | None = None, with_private: bool = False) -> dict[str, Tensor]:
+        found = self.tokens.batch(self.rows[indices], self.pad, with_private=with_private)
+        return {name: value.to(self.device) for name, value in found.items()}
+
+
+@dataclass
+class Prepared:
+    """What a run works with."""
+
+    plan: TrainingPlan
+    folder: Path
+    model: Any
+    tokenizer: Any
+    placeholders: dict[str, int]
+    device: torch.device
+    ledger: LedgerWriter | None = None  # rank 0 alone has it
+    resumed: bool = False
+    tick: Tick = lambda records: None
+
+    @property
+    def ledger_path(self) -> Path | None:
+        path = self.folder / LEDGER
+        return path if path.exists() else None
+
+    def streams(self, phase: Phase) -> tuple[Stream, Stream]:
+        """The records of a phase that are trained on without noise, and those with noise."""
+        public = self._by_hand(phase) if phase.by_hand else self._read(phase, phase.public, sdp.public_pieces)
+        return public, self._read(phase, phase.private, sdp.private_targets)
+
+    def validation(self) -> Stream | None:
+        """Held-out public records, or outside ones that neither policy flags; None if there are none."""
+        options, screened = self.plan.options, self.plan.screened
+        encoder = self.encoder(None)
+        if options.validation is None:
+            rows = split_rows(screened, "public", options.validation_share)[1]
+            if not len(rows):
+                return None
+            source = Source(("public",), "screened")
+            return self._stream(self._tokenised(source, encoder), rows)
+        held = outside(screened, options.validation, everything=options.validate_on == "all")
+        name = fingerprint(screened, Source(("public",), "screened"), encoder)[:16]
+        folder = self.folder / TOKENS / f"validation-{name}"
+        examples = [Example(one.text, "raw", one.turns, (), one.label, "a validation record") for one in held]
+        return self._stream(_made(folder, lambda: iter(encoder.encode(examples))))
+
+    def encoder(self, phase: Phase | None) -> Encoder:
+        options = self.plan.options
+        return Encoder(
+            tokenizer=self.tokenizer,
+            max_length=options.max_length,
+            task=options.task,  # type: ignore[arg-type]
+            ignore_mask=phase is not None and phase.ignore_mask,
+            drop_masked=phase is not None and phase.drop_masked,
+            assistant_only=options.assistant_only,
+            placeholders=self.placeholders,
+            classes=options.classes,
+        )
+
+    def _read(self, phase: Phase, source: Source | None, derive: Callable[[Any], Iterator[Any]]) -> Stream:
+        if source is None or not self.plan.records(source):
+            return self._nothing()
+        tokens = self._tokenised(source, self.encoder(phase))
+        rows = self.plan.rows(source)
+        if source.view != "segments" or phase.whole_segments:
+            return self._stream(tokens, rows)
+        folder = tokens.folder.with_name(f"{tokens.folder.name}-{derive.__name__}")
+        return self._stream(_made(folder, lambda: derive(tokens[int(row)] for row in rows)))
+
+    def _by_hand(self, phase: Phase) -> Stream:
+        encoder = self.encoder(phase)
+        file = str(self.plan.options.screened_by_hand)
+        folder = self.folder / TOKENS / "screened-by-hand"
+        return self._stream(_made(folder, lambda: iter(encoder.encode(byhand.read(file)))))
+
+    def _tokenised(self, source: Source, encoder: Encoder) -> TokenFile:
+        """Tokens of a source; rank 0 makes them, the others wait for it."""
+        folder = self.folder / TOKENS / fingerprint(self.plan.screened, source, encoder)
+        processes.shared(lambda: tokenise(self.plan.screened, source, encoder, folder, self.tick).folder)
+        return TokenFile.open(folder)
+
+    def _stream(self, tokens: TokenFile, rows: NDArray[np.int64] | None = None) -> Stream:
+        rows = np.arange(len(tokens)) if rows is None else rows
+        return Stream(tokens, rows, tokens.lengths[rows], self.tokenizer.pad_token_id, self.device)
+
+    def _nothing(self) -> Stream:
+        return self._stream(_made(self.folder / TOKENS / "nothing", lambda: iter(())))
+
+
+def _made(folder: Path, records: Callable[[], Iterator[Any]]) -> TokenFile:
+    processes.shared(lambda: folder if folder.exists() else TokenFile.write(folder, records()).folder)
+    return TokenFile.open(folder)
+
+
+def prepare_run(plan: TrainingPlan, folder: Path, resume: bool, tick: Tick) -> Prepared:
+    """Everything that a run needs, in a new folder or in the one that is resumed."""
+    if resume and not (folder / CONFIG).exists():
+        raise BadInput(f"there is nothing to resume: {folder} holds no {CONFIG}")
+    if not resume and folder.exists():
+        raise BadInput(
+            f"{folder} exists and is never overwritten; go on with it by --resume, or name a new folder with -o"
+        )
+    if resume:
+        tokenizer, kind = prepare(pretrained(str(folder / CHECKPOINTS / "tokenizer"))), ""
+        placeholders = _placeholders(plan, tokenizer)
+    else:
+        tokenizer, kind, placeholders = new_tokenizer(plan)
+    model, device = new_model(plan, tokenizer)
+    prepared = Prepared(plan, folder, model, tokenizer, placeholders, device, resumed=resume, tick=tick)
+    processes.shared(lambda: _start(prepared, kind, resume))
+    return prepared
+
+
+def new_model(plan: TrainingPlan, tokenizer: Any) -> tuple[Any, torch.device]:
+    options = plan.options
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = build(
+        options.model,
+        tokenizer,
+        task=options.task,
+        classes=len(options.classes) or None,
+        lora=None if options.lora is None else Lora(rank=options.lora, alpha=2 * options.lora),
+        from_scratch=options.from_scratch,
+        seed=options.seed,
+        max_length=options.max_length,
+        dropout=options.dropout,
+    )
+    return model.to(device), device
+
+
+def new_tokenizer(plan: TrainingPlan) -> tuple[Any, str, dict[str, int]]:
+    """The tokenizer, where its vocabulary comes from, and the placeholders' ids."""
+    options = plan.options
+    tokenizer, kind = load_tokenizer(
+        options.tokenizer,
+        options.model,
+        public_texts=lambda: _public_texts(plan),
+        vocabulary_size=options.vocabulary_size,
+        external=None if options.vocabulary_from is None else Path(options.vocabulary_from),
+    )
+    if kind == "public" and not plan.public_is_public:
+        raise Refused(
+            f"{options.method} counts every record as private, so that no vocabulary may be made from any of them; give "
+            "--tokenizer NAME|DIR, or --vocabulary-from FILE with outside text"
+        )
+    if options.special_tokens:
+        tokenizer.add_tokens(list(options.special_tokens))
+    return tokenizer, kind, _placeholders(plan, tokenizer)
+
+
+def _placeholders(plan: TrainingPlan, tokenizer: Any) -> dict[str, int]:
+    """A token for each type of finding; only a baseline that promises nothing may read the types off the corpus."""
+    return (
+        add_placeholders(tokenizer, plan.screened.manifest["findings"]) if plan.options.method == "anonymized" else {}
+    )
+
+
+def _public_texts(plan: TrainingPlan) -> Iterator[str]:
+    for batch in plan.screened.batches("public", ("text",)):
+        yield from batch["text"].to_pylist()
+
+
+def _start(prepared: Prepared, kind: str, resume: bool) -> None:
+    """Make the folder, its configuration and its ledger; or open them again."""
+    plan, folder = prepared.plan, prepared.folder
+    if resume:
+        prepared.ledger = LedgerWriter.resume(folder / LEDGER) if plan.planned else None
+        return
+    new_folder(folder)
+    folder.chmod(0o700)
+    (folder / CHECKPOINTS).mkdir(mode=0o700)
+    prepared.tokenizer.save_pretrained(folder / CHECKPOINTS / "tokenizer")
+    config = {
+        "confide": __version__,
+        "screened": str(plan.screened.folder.resolve()),
+        "digest": plan.screened.manifest["digest"],
+        "noise": {name: private.noise_multiplier for name, private in plan.private.items()},
+        "options": plan.options.to_plain(),
+    }
+    (folder / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    if plan.planned:
+        setting = dataclasses.replace(plan.setting, vocabulary=kind)
+        prepared.ledger = LedgerWriter.create(folder / LEDGER, setting.to_plain(), plan.planned)
+        for phase, event in plan.planned:
+            if phase == "tuning":
+                prepared.ledger.append(event, phase)
+
+
+def plan_of(
+    folder: str | Path, screened: str | Path | None = None, choices: Mapping[str, Any] | None = None
+) -> TrainingPlan:
+    """The plan that a run was started with, from its configuration; what is given besides must agree with it."""
+    folder = Path(folder)
+    try:
+        config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+        options = Options.from_plain(config["options"])
+        for name, value in (choices or {}).items():
+            if getattr(options, name) != value:
+                raise BadInput(f"{folder} was started with another {option(name)}; resume it without that option")
+        made = plan(screened or config["screened"], options, noises=config["noise"])
+    except OSError:
+        raise BadInput(f"there is nothing to resume: {folder} holds no {CONFIG}") from None
+    except (yaml.YAMLError, KeyError, TypeError):
+        raise BadInput(f"{folder / CONFIG} is damaged; bring it back from a backup") from None
+    if made.screened.manifest["digest"] != config["digest"]:
+        raise BadInput(
+            f"{made.screened.folder} was screened anew since this run began: its ledger is about other records; start a new run"
+        )
+    return made
+
+
+def spent_steps(prepared: Prepared) -> dict[str, int]:
+    """How many steps of each phase the ledger holds."""
+    found: dict[str, int] = {}
+    if prepared.ledger_path is not None:
+        for phase, event in read_ledger(prepared.ledger_path).spent:
+            found[phase] = found.get(phase, 0) + event.count  # type: ignore[union-attr]
+    return found
+
+
+def finish(prepared: Prepared) -> Run:
+    """Write the model and, for a private method, its certificate."""
+
+    def write_all() -> None:
+        folder, options = prepared.folder, prepared.plan.options
+        draft = folder / "model.partial"
+        shutil.rmtree(draft, ignore_errors=True)
+        if options.keep == "best" and (folder / "best").exists():
+            shutil.copytree(folder / "best", draft)
+        else:
+            save(prepared.model, prepared.tokenizer, draft)
+        shutil.rmtree(folder / "model", ignore_errors=True)
+        draft.rename(folder / "model")
+        if options.private and prepared.plan.private and prepared.ledger_path is not None:
+            assert options.delta is not None
+            write(issue(read_ledger(prepared.ledger_path), options.delta), folder / "certificate.json")
+
+    try:
+        processes.shared(write_all)
+    except OSError as error:
+        raise ConfideError(
+            f"cannot write the model: {error.strerror}; make room, then run again with --resume"
+        ) from None
+    return Run(prepared.folder)

@@ -1,0 +1,66 @@
+"""What a run may show while it goes on: public quantities in, one JSON line each out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfideError
+
+# guarantees §7: no loss, norm, share or size of anything private, no seeds, no times of steps.
+ALLOWED = frozenset(
+    {
+        "phase", "epoch", "slot", "public_step", "private_step", "learning_rate", "private_learning_rate", "public_loss",
+        "noised_gradient_norm", "validation_loss", "validation_accuracy", "epsilon", "delta",
+    }
+)  # fmt: skip
+
+
+class Telemetry:
+    """Appends to telemetry.jsonl and, if asked, to TensorBoard.
+
+    *Formal guarantees.* Every value is a function of released gradients, public records and public constants. Keys outside
+    `ALLOWED` are refused. Lines written after the checkpoint that a run resumes from are removed first: they belong to
+    steps that are taken again.
+    """
+
+    def __init__(self, path: Path, slot: int, board: Path | None = None) -> None:
+        self.path = path
+        kept = [line for line in _lines(path) if json.loads(line)["slot"] <= slot] if slot else []
+        path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        self._board = None if board is None else _board(board)
+
+    def write(self, **values: Any) -> None:
+        unknown = values.keys() - ALLOWED
+        if unknown:
+            raise AssertionError(f"telemetry may not hold {sorted(unknown)}")
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(values, allow_nan=False) + "\n")
+        except OSError as error:
+            raise ConfideError(f"cannot write {self.path}: {error.strerror}; resume with --resume") from None
+        if self._board is not None:
+            for name, value in values.items():
+                if isinstance(value, float):
+                    self._board.add_scalar(name, value, values["slot"])
+
+    def close(self) -> None:
+        if self._board is not None:
+            self._board.close()
+
+
+def _lines(path: Path) -> list[str]:
+    """Whole lines only: a kill may have left half of one."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def _board(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ConfideError("--tensorboard needs TensorBoard: pip install tensorboard") from None
+    return SummaryWriter(str(folder))
