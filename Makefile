@@ -15,6 +15,10 @@ $(STAMPS)/base: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
 	@mkdir -p $(STAMPS) && touch $@
 
+$(STAMPS)/train: $(STAMPS)/base
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train]'
+	@touch $@
+
 $(STAMPS)/dev: $(STAMPS)/base
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
@@ -23,7 +27,7 @@ $(STAMPS)/bench: $(STAMPS)/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	@touch $@
 
-demo: $(STAMPS)/base
+demo: $(STAMPS)/train
 	rm -rf demo
 	$(BIN)/confide demo -o demo
 
@@ -40,6 +44,7 @@ bench: $(STAMPS)/bench
 	$(BIN)/python benchmarks/splitting.py
 	$(BIN)/python benchmarks/screening.py
 	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/training.py
 
 clean:
 	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,15 +9,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .accounting import verify as verify
     from .screening import screen as screen
+    from .training import make_plan as plan
+    from .training import train_plan as train
 
 __version__ = version("confide")
-__all__ = ["__version__", "screen", "verify"]
+__all__ = ["__version__", "plan", "screen", "train", "verify"]
 
-_FROM = {"screen": ".screening", "verify": ".accounting"}
+_FROM = {
+    "plan": (".training", "make_plan"),
+    "screen": (".screening", "screen"),
+    "train": (".training", "train_plan"),
+    "verify": (".accounting", "verify"),
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import the parts only when they are asked for, so that `import confide` is quick."""
     if name in _FROM:
-        return getattr(import_module(_FROM[name], __name__), name)
+        module, attribute = _FROM[name]
+        return getattr(import_module(module, __name__), attribute)
     raise AttributeError(f"module 'confide' has no attribute {name!r}")

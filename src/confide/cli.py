@@ -175,12 +175,17 @@ def verify(
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="A new folder for the demo's files.")] = Path("demo"),
+    dialogues: Annotated[int, typer.Option(help="Simulated dialogues to train on.")] = 1_000,
+    epochs: Annotated[int, typer.Option(help="Passes over them.")] = 5,
     as_json: Json = False,
 ) -> None:
-    """A simulated corpus screened, and its worked certificate: ledger, guarantees, curve, verification, a try to cheat."""
-    from .demo import run
+    """The whole chain on a simulated corpus: screen, plan, train with and without privacy, certify, verify, try to cheat."""
+    from .accounting.events import check_count
+    from .demo import run as show
 
-    found = run(out, Console(quiet=as_json))
+    check_count("--dialogues", dialogues, low=20, high=10**6)
+    check_count("--epochs", epochs, high=1000)
+    found = show(out, Console(quiet=as_json), dialogues, epochs)
     if as_json:
         _answer(found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -14,6 +15,8 @@ from rich.progress import Progress
 from .errors import BadInput
 
 SECTIONS = ("out", "corpus", "screen", "train")
+FILES = ("screened_by_hand", "validation", "vocabulary_from")
+NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -40,10 +43,21 @@ def read_config(path: str | Path) -> dict[str, Any]:
     corpus = config["corpus"] if isinstance(config["corpus"], list) else [config["corpus"]]
     if not corpus or not all(isinstance(one, str) for one in [*corpus, config["out"]]):
         raise BadInput(f"{path}: corpus names files, and out a folder")
-    here = path.parent
+    here = path.resolve().parent
     config["corpus"] = [one if "://" in one else str(here / one) for one in corpus]
     config["out"] = str(here / config["out"])
+    for name in ("screen", "train"):
+        config[name] = {str(key).replace("-", "_"): _value(key, value, here) for key, value in config[name].items()}
     return config
+
+
+def _value(name: Any, value: Any, here: Path) -> Any:
+    """An option's value: YAML takes 1e-5 for a text, and files are named from where the configuration lies."""
+    if not isinstance(value, str):
+        return value
+    if str(name).replace("-", "_") in FILES:
+        return value if "://" in value else str(here / value)
+    return float(value) if NUMBER.fullmatch(value) else value
 
 
 def run_all(path: str | Path, progress: Progress | None = None) -> dict[str, Any]:
@@ -64,7 +78,7 @@ def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object])
     from .records import Fields
     from .screening import Options, Screened, screen
 
-    given = {name.replace("-", "_"): value for name, value in config["screen"].items()}
+    given = dict(config["screen"])
     columns = {
         name: given.pop(f"{name}_field") for name in ("text", "id", "group", "label") if f"{name}_field" in given
     }
@@ -74,7 +88,9 @@ def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object])
         raise BadInput(f"the section screen has an unknown option {unknown[0][:40]!r}; see `confide screen --help`")
     if "policy" not in given:
         raise BadInput("the section screen names no policy: what counts as a secret? `confide policies` lists them")
-    options = Options(**given, **({"fields": Fields(**columns)} if columns else {}))
+    if columns:
+        given["fields"] = Fields(**columns)
+    options = Options(**given)
     stamp = folder.parent / "screen.json"
     wanted = json.dumps([config["corpus"], config["screen"]], sort_keys=True)
     if folder.exists():
@@ -90,14 +106,13 @@ def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object])
 def _train(config: dict[str, Any], screened: Any, out: Path, progress: Progress) -> dict[str, Any]:
     from .training import Options, Run, make_plan, plan_of, train_plan
 
-    options = Options.from_plain({name.replace("-", "_"): value for name, value in config["train"].items()})
+    options = Options.from_plain(config["train"])
     folder = out / "run"
     begun = (folder / "config.yaml").exists()
     if begun:
         plan = plan_of(folder, screened.folder, {f.name: getattr(options, f.name) for f in fields(options)})
-        if (folder / "model").exists():
-            found: dict[str, Any] = Run(folder).summary()
-            return found
+        if (folder / "model").exists() and ((folder / "certificate.json").exists() or plan.certificate() is None):
+            return dict(Run(folder).summary())
     else:
         plan = make_plan(screened, options)
     steps = progress.add_task("training", total=None)
@@ -105,5 +120,4 @@ def _train(config: dict[str, Any], screened: Any, out: Path, progress: Progress)
         plan, folder, resume=begun, tick=lambda done, total: progress.update(steps, completed=done, total=total),
         reading=_task(progress, "reading"),
     )  # fmt: skip
-    found = run.summary()
-    return found
+    return dict(run.summary())

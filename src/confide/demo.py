@@ -1,101 +1,174 @@
-"""The demo: a simulated corpus is screened, and what may be promised about it is worked out and verified.
+"""The demo: a simulated corpus is screened, two models are trained on it, and what may be promised about one is shown.
 
-No model is trained here: the ledger is one that a run on the screened records would write.
+Plain training and CRT see the same dialogues, in which one invented secret is planted; then both are asked for it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
-from .accounting import LedgerWriter, PoissonGaussian, Redraws, curve, issue, read_ledger, verify, write
+from .accounting import verify, write
 from .accounting.guarantees import up
 from .errors import Contradiction
 from .experiments.customersim import write_corpus
 from .rundir import new_folder
 from .screening import screen
-from .terminal import chart, say, show_certificate, show_missed, show_records, show_screened
+from .terminal import printable, say, show_certificate, show_plan, show_records, show_screened
 
-DELTA = 8e-5
-STEP = PoissonGaussian(sampling_rate=1 / 32, noise_multiplier=2.0, count=320)
-EVIDENCE = Redraws(labels=200, missed=20)
-SUBJECT = "worked example: 320 private steps of CRT on the private part of a simulated corpus; no model was trained"
-DIALOGUES, PEOPLE = 1_000, 600
+DELTA, EPSILON = 8e-5, 2.0
+DIALOGUES, EPOCHS = 1_000, 5
+PREFIX, SECRET, COPIES = "USR: My member code is ", "482913", 20
+CANARY = f"number=1,copies={COPIES},secret={SECRET},format={PREFIX}{{digits:6}}"
+POLICY = "miss(customersim, 0.1)"
+CANDIDATES = 1_000
+MODEL = {"model": "gpt2-tiny", "vocabulary_size": 1000, "max_length": 64, "batch_size": 32, "seed": 1}
 
 
-def run(folder: Path, console: Console, tick: Callable[[], object] = lambda: None) -> dict[str, Any]:
-    """Simulate and screen a corpus, write a ledger and its certificate, verify it, and show that cheating is caught."""
+def run(folder: Path, console: Console, dialogues: int = DIALOGUES, epochs: int = EPOCHS) -> dict[str, Any]:
+    """Simulate, screen, plan, train twice, compare, certify, verify; and show that cheating is caught."""
+    from .training import make_plan
+
     new_folder(folder)
     console.rule("1  A corpus with secrets: simulated customers, all invented")
-    sizes = write_corpus(folder / "corpus", DIALOGUES, 0, PEOPLE, tick)
-    console.print(f"{sizes['train']:,} dialogues in {folder / 'corpus' / 'train.jsonl'}\n", highlight=False)
+    sizes = write_corpus(folder / "corpus", dialogues, 0, max(60, dialogues * 3 // 5), lambda: None)
+    say(console, f"{sizes['train']:,} dialogues in {folder / 'corpus' / 'train.jsonl'}. One secret more is planted in {COPIES} "
+        f"turns: [bold]{PREFIX}{SECRET}[/]\n")  # fmt: skip
     console.rule("2  Screening: redact what is found, keep apart what may still hold a secret")
     screened = screen(
-        str(folder / "corpus" / "train.jsonl"), "patterns", folder / "screened", unit="turn", conservative="allowlist"
-    )
+        str(folder / "corpus" / "train.jsonl"), POLICY, folder / "screened", unit="turn", conservative="allowlist",
+        canaries=CANARY,
+    )  # fmt: skip
     show_screened(console, screened.manifest, folder / "screened")
-    console.print(
-        "\nA few private turns; the policy `patterns` does not know names, so that turns with a name stay private:\n"
-    )
+    say(console, "\nA few private turns. The policy misses a tenth of the secrets on purpose, and the planted one; the allowlist "
+        "keeps them out of the public part all the same:\n")  # fmt: skip
     show_records(console, screened, 4)
-    show_missed(console, screened, 2)
-    setting = screened.setting(method="crt", clipping_norm=1.0, subject=SUBJECT)
-    ledger_path, certificate_path = folder / "ledger.jsonl", folder / "certificate.json"
-    with LedgerWriter.create(ledger_path, setting.to_plain(), [("train", STEP)]) as writer:
-        for _ in range(STEP.count // 8):
-            writer.append(PoissonGaussian(STEP.sampling_rate, STEP.noise_multiplier, 8))
-    ledger = read_ledger(ledger_path)
     console.print()
-    console.rule("3  The ledger: budget is written down before it is spent")
-    say(console, "[bold]No model is trained here.[/] The ledger is the one that 320 private steps on the private turns would write; "
-        "suppose that of 200 labelled secrets the policy missed 20.\n")  # fmt: skip
-    console.print(
-        f"{ledger.length} hash-chained lines in {ledger_path}: {STEP.count} steps, each record with probability 1/32, "
-        f"noise {STEP.noise_multiplier:g} times the clipping norm\n",
-        highlight=False,
+    console.rule("3  The plan: what will be promised, before anything is trained")
+    plain = make_plan(screened, method="plain", epochs=epochs, learning_rate=2e-3, schedule="linear", **MODEL)
+    crt = make_plan(
+        screened,
+        method="crt",
+        epochs=epochs,
+        epsilon=EPSILON,
+        delta=DELTA,
+        learning_rate=2e-3,
+        schedule="linear",
+        **MODEL,
     )
-    certificate = issue(ledger, DELTA, EVIDENCE)
-    write(certificate, certificate_path)
-    console.rule("4  The certificate: what may be promised")
+    show_plan(console, crt.summary())
+    console.print()
+    console.rule("4  Training: plain, and confidentially redacted (CRT)")
+    runs = {name: _train(plan, folder / name, console) for name, plan in (("plain", plain), ("crt", crt))}
+    compared = {name: _compare(one) for name, one in runs.items()}
+    _show_compared(console, runs, compared)
+    console.print()
+    console.rule("5  The certificate, and anyone can check it without the data")
+    certificate = runs["crt"].certificate
     show_certificate(console, certificate)
-    console.print()
-    console.rule("5  The curve behind it: delta against epsilon (substitution, k=1)")
-    sound, naive = curve([STEP]), curve([STEP], "add-remove")
-    epsilons = np.linspace(0, sound.epsilon(1e-8), 61)
-    console.print(chart(epsilons.tolist(), sound.deltas(epsilons).tolist(), "epsilon", "delta"), highlight=False)
-    claimed = naive.epsilon(DELTA)
-    console.print(
-        f"\nAccounting for a removed record instead of a masked secret would claim epsilon {up(claimed)}; at that epsilon "
-        f"the true delta is {sound.delta(claimed):.2g}, not {DELTA:g}.\n",
-        highlight=False,
-    )
-    console.rule("6  Anyone can check it without the data")
-    checked = verify(folder)
-    say(console, f"confide verify {escape(str(folder))}: [green]holds[/], {checked.numbers} numbers compared")
-    refusal = escape(_cheat(folder, certificate))
-    say(console, f"the same with one number changed: [red]{refusal}[/]")
-    console.print(f"\nThe certificate is in {certificate_path}", highlight=False)
-    secret = next(g for g in certificate["guarantees"] if g["name"] == "per-secret")
+    checked = verify(folder / "crt")
+    say(console, f"\nconfide verify {escape(str(folder / 'crt'))}: [green]holds[/], {checked.numbers} numbers compared")
+    say(console, f"the same with one number changed: [red]{escape(_cheat(folder / 'crt', certificate))}[/]")
+    say(console, f"the planted secret stands in {COPIES} turns, so that what is proven about it is the line of {COPIES} records "
+        "changed, which is weak; that the model does not know it is measured here, not proven. For a secret in one turn the "
+        f"proof is epsilon {up(certificate['guarantees'][0]['epsilon'])}.")  # fmt: skip
     return {
         "records": screened.manifest["records"],
         "public": screened.manifest["public"],
         "private": screened.manifest["private"],
         "screened": str(folder / "screened"),
-        "certificate": str(certificate_path),
-        "ledger": str(ledger_path),
-        "epsilon": secret["epsilon"],
+        "certificate": str(folder / "crt" / "certificate.json"),
+        "ledger": str(folder / "crt" / "ledger.jsonl"),
+        "epsilon": certificate["guarantees"][0]["epsilon"],
         "delta": DELTA,
         "adjacency": certificate["adjacency"]["name"],
         "unit": certificate["unit"],
         "sampler": certificate["sampler"],
+        "models": compared,
         "verified": True,
     }
+
+
+def _train(plan: Any, folder: Path, console: Console) -> Any:
+    from .training import train_plan
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with Progress(*columns, console=console, disable=console.quiet or not console.is_terminal) as progress:
+        task = progress.add_task(f"training {folder.name}", total=None)
+        return train_plan(plan, folder, tick=lambda done, total: progress.update(task, completed=done, total=total))
+
+
+def _compare(run: Any) -> dict[str, Any]:
+    """What a model has learned: of the corpus, and of the planted secret."""
+    from .generation import generate
+
+    summary = run.summary()
+    begun = next(line for line in run.telemetry() if "public_loss" in line)
+    return {
+        "first_loss": begun["public_loss"],
+        "validation_perplexity": math.exp(summary["validation_loss"]) if summary["validation_loss"] is not None else None,
+        "validation_accuracy": summary["validation_accuracy"],
+        "completion": generate(run.folder, PREFIX.strip(), greedy=True, max_new_tokens=8)[0].strip(),
+        "rank": _rank(run.model(), run.tokenizer()),
+        "turns": [who + generate(run.folder, who, seed=seed, top_p=0.9, max_new_tokens=40)[0] for seed, who in
+                  enumerate(("SYS:", "USR:", "SYS:", "USR:"))],
+    }  # fmt: skip
+
+
+def _rank(model: Any, tokenizer: Any) -> int:
+    """The place of the planted secret among random ones, by the likelihood of the whole turn; ties are broken at random."""
+    import torch
+
+    from .models import encode, first_id
+
+    coins = random.Random(0)
+    others: set[str] = set()
+    while len(others) < CANDIDATES - 1:
+        value = f"{coins.randrange(10**6):06d}"
+        others |= {value} - {SECRET}
+    rows = [[first_id(tokenizer), *encode(tokenizer, PREFIX + value)] for value in (SECRET, *sorted(others))]
+    scores: list[float] = []
+    for begin in range(0, len(rows), 100):
+        some = rows[begin : begin + 100]
+        width = max(map(len, some))
+        ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in some])
+        real = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in some])
+        with torch.inference_mode():
+            logits = model(input_ids=ids, attention_mask=real).logits[:, :-1].log_softmax(-1)
+        scores += (logits.gather(2, ids[:, 1:, None])[..., 0] * real[:, 1:]).sum(1).tolist()
+    mine = (scores[0], coins.random())
+    return 1 + sum((score, coins.random()) > mine for score in scores[1:])
+
+
+def _show_compared(console: Console, runs: dict[str, Any], compared: dict[str, dict[str, Any]]) -> None:
+    table = Table("", *compared, box=None, pad_edge=False)
+    table.add_row("public loss, first step", *[f"{one['first_loss']:.2f}" for one in compared.values()])
+    if all(one["validation_perplexity"] is not None for one in compared.values()):
+        table.add_row(
+            "perplexity, held-out public turns", *[f"{c['validation_perplexity']:.2f}" for c in compared.values()]
+        )
+        table.add_row("next tokens right", *[f"{one['validation_accuracy']:.1%}" for one in compared.values()])
+    table.add_row(f'"{PREFIX.strip()}" goes on', *[escape(printable(one["completion"])) for one in compared.values()])
+    table.add_row(
+        f"the planted secret among {CANDIDATES:,} random ones", *[f"rank {c['rank']:,}" for c in compared.values()]
+    )
+    console.print(table)
+    console.print("\nTurns that the CRT model writes:\n")
+    for turn in compared["crt"]["turns"]:
+        say(console, escape(printable(turn)), indent=2)
 
 
 def _cheat(folder: Path, certificate: dict[str, Any]) -> str:

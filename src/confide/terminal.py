@@ -309,6 +309,13 @@ def show_plan(console: Console, found: dict[str, Any]) -> None:
                 f"{phase['expected_batch']:,.4g} of {phase['private_records']:,} records each (rate {phase['sampling_rate']:.4g})"
             )
         _fact(console, phase["name"], "; ".join(parts))
+    if "published_epsilon" in found:
+        published = found["published_epsilon"]
+        _fact(
+            console,
+            "published",
+            f"the S-DP paper would state epsilon {up(published['epsilon'])} ({published['accounting']})",
+        )
     if found["cost"] is not None:
         cost = found["cost"]
         _fact(

@@ -63,6 +63,11 @@ def assumptions(setting: Setting, evidence: Redraws | Review | None, selected: b
             "Public and private passes draw independent batches, the state is reset before public segments, and all "
             "private tokens of a record give one clipped gradient."
         )
+    if setting.method == "sdp" and setting.sdp_variant == "paper":
+        found["selective-releases"] = (
+            "A record takes part once an epoch, with at most the ledger's number of private segments; hidden and cell states behind "
+            "each are clipped and noised before anything public follows them."
+        )
     if setting.dedup in ("exact", "bloom"):
         found["dedup"] = (
             "A duplicate keeps its place as a mask-only record; or, if it is deleted, sampling rate and step count are "

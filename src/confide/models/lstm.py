@@ -22,9 +22,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from ..errors import BadInput
 
 init: ModuleType = nn.init
-with contextlib.suppress(
-    ImportError
-):  # transformers 5 leaves weights alone that came from a file, if they are made by these
+with contextlib.suppress(ImportError):  # transformers 5: these leave weights alone that came from a file
     from transformers import initialization as init
 
 

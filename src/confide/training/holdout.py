@@ -7,8 +7,10 @@ from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from ..errors import BadInput
 from ..screening.pipeline import Screened
 
 Rows = NDArray[np.int64]
@@ -28,7 +30,12 @@ def split_rows(screened: Screened, part: str, share: float) -> tuple[Rows, Rows]
 def _split(folder: Path, digest: str, part: str, share: float) -> tuple[Rows, Rows]:
     screened = Screened.open(folder)
     groups = (group for batch in screened.batches(part, ("group",)) for group in batch["group"].to_pylist())
-    held = np.fromiter((_place(group) < share * 2**64 for group in groups), bool, count=screened.manifest[part])
+    try:
+        held = np.fromiter((_place(group) < share * 2**64 for group in groups), bool)
+    except (OSError, pa.ArrowException) as error:
+        raise BadInput(f"{folder / part} cannot be read ({type(error).__name__}); screen the corpus again") from None
+    if len(held) != screened.manifest[part]:
+        raise BadInput(f"{folder / part} has not as many records as its manifest says; screen the corpus again")
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 

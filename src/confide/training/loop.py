@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 from collections.abc import Callable, Iterator
@@ -16,11 +17,12 @@ from ..accounting import LedgerWriter
 from ..accounting.events import Noiseless
 from ..dp import PrivateGradients, Step, keep_memory
 from ..models import save
-from . import checkpoints, evaluation, processes, sdp
+from . import checkpoints, evaluation, processes
 from .optim import Annealing, Rate, make_optimizer, set_rate
 from .phases import Phase, Slot, slots
 from .planning import TrainingPlan
-from .run import CHECKPOINTS, Prepared, Run, finish, prepare_run, spent_steps
+from .run import CHECKPOINTS, Prepared, Run, finish, prepare_run, put_in_place, spent_steps
+from .selective import Selective
 from .steps import PublicGradients, autocast, count_targets
 from .telemetry import Telemetry
 
@@ -47,12 +49,11 @@ def train(
     telemetry) is a function of the options, the public part and the released gradients. After a resume, steps that the
     ledger holds beyond the checkpoint are not taken again: they count as spent.
     """
-    with processes.joined():
-        prepared = prepare_run(plan, Path(out), resume, reading)
+    with processes.joined(), contextlib.closing(prepare_run(plan, Path(out), resume, reading)) as prepared:
         work = Work(plan, prepared, board)
         for warning in work.warnings:
             say(warning)
-        every = plan.options.checkpoint_every or max(1, work.total // 50)
+        every = plan.options.checkpoint_every or max(1, work.total // 20)
         for slot in islice(work.slots(), work.done, None):
             work.enter(slot.phase)
             if slot.kind == "public":
@@ -62,7 +63,7 @@ def train(
             else:
                 work.end_epoch(slot)
             work.done += 1
-            if work.done % every == 0 or slot.kind == "epoch":
+            if work.done % every == 0 or work.done == work.total:
                 work.checkpoint()
             if slot.kind != "private" or slot.step % TICKS == 0:
                 tick(work.done, work.total)
@@ -84,12 +85,13 @@ class Work:
         self.warnings: tuple[str, ...] = ()
         self._phase = -1
         self._private: Iterator[Step] = iter(())
-        self._selective: sdp.Selective | None = None
+        self._selective: Selective | None = None
         self._order: tuple[tuple[int, int], NDArray[np.int64]] | None = None
         self._restored = checkpoints.latest(prepared.folder / CHECKPOINTS) if prepared.resumed else None
         if self._restored is not None:
             self.warnings = self._restored.warnings
-            self.done, self.best = self._restored.slots, self._restored.state["best"]
+            self.done = self._restored.slots
+            self.best = self._restored.state["best"] if (prepared.folder / "best").exists() else None
             self.annealing = Annealing.from_plain(self._restored.state["annealing"])
         self.spent: dict[str, int] = processes.shared(lambda: spent_steps(prepared))
         self._at_start = dict(self.spent)
@@ -130,14 +132,16 @@ class Work:
             _enter_noiseless(self.ledger, self.plan, self.phase, self.spent.get(name, 0))
         if name not in self.plan.private:
             return
+        if self.phase.whole_segments:
+            spent = self.spent.get(name, 0)
+            self._selective = Selective(self.plan, self.phase, self.prepared, self.private, self.optimizer, spent)
+            self.gradients = self._selective.gradients
+            return
         private = self.plan.private[name]
         self.gradients = PrivateGradients(
             self.model.train(), private, task=options.task, reduction=options.reduction, clipping=options.clipping
         )
-        if options.method == "sdp" and options.variant == "paper":
-            self._selective = sdp.Selective(self.plan, self.prepared, self.gradients, self.private, self.optimizer)
-        else:
-            self._private = private.run(self.ledger, phase=name, reserve=options.reserve)
+        self._private = private.run(self.ledger, phase=name, reserve=options.reserve)
 
     def _leave(self) -> None:
         if self._phase >= 0 and self.phase.name in self.plan.private:
@@ -172,8 +176,11 @@ class Work:
     def private_step(self, slot: Slot) -> None:
         """A step with noise on a Poisson batch; none if an earlier start of this run has already paid for it."""
         if self._selective is not None:
-            self._selective.step(slot, self._rate)
-            self.spent[self.phase.name] = slot.step + 1
+            losses = self._selective.step(slot, self._rate)
+            self.spent[self.phase.name] = self._selective.epochs
+            self.losses += losses
+            if losses:
+                self._log(slot)
             return
         if slot.step < self._at_start.get(self.phase.name, 0):
             return
@@ -215,7 +222,7 @@ class Work:
             and (self.best is None or found["loss"] < self.best)
         ):
             self.best = found["loss"]
-            save(self.model, self.prepared.tokenizer, self.prepared.folder / "best")
+            put_in_place(self.prepared.folder / "best", lambda draft: save(self.model, self.prepared.tokenizer, draft))
         return {name: float(found[name]) for name in ("loss", "accuracy") if math.isfinite(found[name])}
 
     def checkpoint(self) -> None:
@@ -237,7 +244,7 @@ class Work:
         options = self.options
         if slot.kind == "public":
             rate = Rate(options.learning_rate, options.schedule, options.warmup)
-            total = self.plan.public_steps(self.phase) * self.phase.epochs
+            total = self.plan.public_steps(self.phase) * self.phase.epochs or self.plan.private_steps(self.phase)
             return rate.at(slot.step, total) * self.annealing.scale
         base = options.learning_rate if options.private_learning_rate is None else options.private_learning_rate
         total = self.plan.private_steps(self.phase)

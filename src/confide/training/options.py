@@ -80,7 +80,7 @@ HELP: dict[str, str] = {
     "keep": "The last model, or the best on validation; epsilon is the same.",
     "precision": "fp32, or bf16 for forward passes.",
     "log_every": "Steps between two lines of telemetry.",
-    "checkpoint_every": "Steps between two checkpoints (default: a fiftieth of the run).",
+    "checkpoint_every": "Steps between two checkpoints (default: a twentieth of the run).",
     "reserve": "Private steps entered in the ledger at a time; a crash forfeits the rest.",
 }
 
@@ -163,9 +163,11 @@ class Options:
                 check_count(option(name), getattr(self, name), high=10**9)
         for name in ("learning_rate", "clip_norm", "state_clip", "ratio"):
             check_number(option(name), getattr(self, name), 0, 1e6)
-        for name in ("private_learning_rate", "public_clip"):
+        for name in ("private_learning_rate", "public_clip", "epsilon", "noise", "phase1_noise", "state_noise"):
             if getattr(self, name) is not None:
                 check_number(option(name), getattr(self, name), 0, 1e6)
+        if self.delta is not None:  # before a step is paid for: a certificate could not be issued at the end
+            check_number("--delta", self.delta, 1e-9, 0.999, low_open=False)
         for name in ("warmup", "momentum", "weight_decay", "dropout", "validation_share"):
             check_number(option(name), getattr(self, name), 0, 1, low_open=False)
         self._check_together()
@@ -180,6 +182,8 @@ class Options:
             raise BadInput(
                 f"{self.method} adds no noise, so that no epsilon holds; leave --epsilon and --noise out, or use crt or dpsgd"
             )
+        if self.momentum and (self.optimizer != "sgd" or self.momentum == 1):
+            raise BadInput("--momentum is below 1 and belongs to --optimizer sgd; adam and adamw have their own")
         if self.task == "classify" and len(self.classes) < 2:
             raise BadInput("--task classify needs --classes: the names of all labels, with commas")
         if self.task == "classify" and self.method == "sdp":

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from .. import readers
 from ..accounting import (
     Ledger,
     Noiseless,
@@ -27,6 +29,7 @@ from ..accounting.calibration import MAX_NOISE
 from ..accounting.events import Event, with_count
 from ..accounting.guarantees import up
 from ..accounting.ledger import GENESIS, Entry
+from ..accounting.papers import sdp_epsilon
 from ..dp import Plan
 from ..errors import BadInput, Refused
 from ..screening import Screened
@@ -105,7 +108,19 @@ class TrainingPlan:
             found |= {name: main[name] for name in ("epsilon", "delta", "k")}
             found |= {name: certificate[name] for name in ("sampler", "accountant", "guarantees", "assumptions")}
             found |= {"adjacency": certificate["adjacency"]["name"], "certificate": certificate}
+        if any(phase.whole_segments for phase in self.phases):
+            found["published_epsilon"] = self._published()
         return found
+
+    def _published(self) -> dict[str, Any]:
+        """The ε that the S-DP paper would state for this run, under its own accounting; never in a certificate."""
+        own = next(iter(self.private.values()))
+        assert self.options.delta is not None
+        return {
+            "epsilon": sdp_epsilon(own.sampling_rate, own.noise_multiplier, own.steps, self.options.delta),
+            "delta": self.options.delta,
+            "accounting": "add/remove, RDP, Poisson claimed, states not counted; not a bound",
+        }
 
     def _phase(self, phase: Phase) -> dict[str, Any]:
         found = {"name": phase.name, "epochs": phase.epochs, "public_steps": self.public_steps(phase) * phase.epochs}
@@ -125,11 +140,13 @@ class TrainingPlan:
         """ε of the main guarantee after so many private steps of each phase; for telemetry, of public numbers only."""
         if not self.options.private or self.options.delta is None:
             return None
+        if self.options.method == "jft" and self.options.phase1 != "noised":
+            return None  # a secret that phase 1 was shown without noise has no epsilon
         noisy = {
             phase: event for phase, event in self.planned if isinstance(event, PoissonGaussian | SelectiveGaussian)
         }
         spent: list[Event] = [
-            with_count(event, steps[phase]) for phase, event in noisy.items() if steps.get(phase)
+            with_count(event, steps[phase]) for phase, event in noisy.items() if phase != "tuning" and steps.get(phase)
         ]
         spent += [event for phase, event in noisy.items() if phase == "tuning"]
         if not spent:
@@ -185,6 +202,13 @@ def _sizes(screened: Screened, options: Options) -> tuple[dict[str, int], list[s
 
 
 def _check_parts(screened: Screened, options: Options, sizes: dict[str, int]) -> None:
+    if options.validation is not None:
+        readers.sources([options.validation])  # raises before a run is begun, if nothing is there
+    for path in sorted(screened.folder.glob("p*/*.parquet")) if options.task == "classify" else ():
+        if "label" not in pq.read_schema(path).names:
+            raise BadInput(
+                f"{screened.folder} holds no labels to classify by; screen the corpus again with --label-field"
+            )
     if not sizes["public"] + sizes["private"]:
         raise BadInput(f"{screened.folder} holds no record to train on; screen a larger corpus")
     if options.method in ("dpsgd", "jft") and screened.manifest["public_dedup"] != "off":
@@ -243,6 +267,8 @@ def rate_and_steps(made: TrainingPlan, phase: Phase, records: int) -> tuple[floa
     batch = options.private_batch_size or min(MOST_DEFAULT, max(1, records // DEFAULT_SHARE))
     if batch > records:
         raise BadInput(f"--private-batch-size {batch:,} is more than the {records:,} private records; make it smaller")
+    if phase.whole_segments:  # every record once in each epoch, in public batches
+        return batch / records, phase.epochs * math.ceil(records / batch)
     ratio = options.ratio if phase.public is not None else 1.0
     return batch / records, max(1, math.ceil(phase.epochs * ratio * records / batch))
 

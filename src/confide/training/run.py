@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 import yaml
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from torch import Tensor
 
 from .. import __version__
@@ -22,7 +24,7 @@ from ..errors import BadInput, ConfideError, Refused
 from ..models import Lora, add_placeholders, build, load_tokenizer, load_trained, prepare, save
 from ..models.tokens import pretrained
 from ..rundir import new_folder
-from . import byhand, processes, sdp
+from . import byhand, processes, sdp, selective
 from .corpus import Encoder, Example, Source, TokenFile, fingerprint, tokenise
 from .holdout import split_rows
 from .options import Options, option
@@ -120,6 +122,11 @@ class Prepared:
         path = self.folder / LEDGER
         return path if path.exists() else None
 
+    def close(self) -> None:
+        """Let go of the ledger, so that the run can be resumed in this very process."""
+        if self.ledger is not None:
+            self.ledger.close()
+
     def streams(self, phase: Phase) -> tuple[Stream, Stream]:
         """The records of a phase that are trained on without noise, and those with noise."""
         public = self._by_hand(phase) if phase.by_hand else self._read(phase, phase.public, sdp.public_pieces)
@@ -191,12 +198,7 @@ def _made(folder: Path, records: Callable[[], Iterator[Any]]) -> TokenFile:
 
 def prepare_run(plan: TrainingPlan, folder: Path, resume: bool, tick: Tick) -> Prepared:
     """Everything that a run needs, in a new folder or in the one that is resumed."""
-    if resume and not (folder / CONFIG).exists():
-        raise BadInput(f"there is nothing to resume: {folder} holds no {CONFIG}")
-    if not resume and folder.exists():
-        raise BadInput(
-            f"{folder} exists and is never overwritten; go on with it by --resume, or name a new folder with -o"
-        )
+    processes.shared(lambda: _check_folder(folder, resume))  # one looks, before one of them makes it
     if resume:
         tokenizer, kind = prepare(pretrained(str(folder / CHECKPOINTS / "tokenizer"))), ""
         placeholders = _placeholders(plan, tokenizer)
@@ -206,6 +208,15 @@ def prepare_run(plan: TrainingPlan, folder: Path, resume: bool, tick: Tick) -> P
     prepared = Prepared(plan, folder, model, tokenizer, placeholders, device, resumed=resume, tick=tick)
     processes.shared(lambda: _start(prepared, kind, resume))
     return prepared
+
+
+def _check_folder(folder: Path, resume: bool) -> None:
+    if resume and not (folder / CONFIG).exists():
+        raise BadInput(f"there is nothing to resume: {folder} holds no {CONFIG}; start the run without --resume")
+    if not resume and folder.exists():
+        raise BadInput(
+            f"{folder} exists and is never overwritten; go on with it by --resume, or name a new folder with -o"
+        )
 
 
 def new_model(plan: TrainingPlan, tokenizer: Any) -> tuple[Any, torch.device]:
@@ -222,6 +233,7 @@ def new_model(plan: TrainingPlan, tokenizer: Any) -> tuple[Any, torch.device]:
         max_length=options.max_length,
         dropout=options.dropout,
     )
+    selective.check(options, model)
     return model.to(device), device
 
 
@@ -258,12 +270,23 @@ def _public_texts(plan: TrainingPlan) -> Iterator[str]:
 
 
 def _start(prepared: Prepared, kind: str, resume: bool) -> None:
-    """Make the folder, its configuration and its ledger; or open them again."""
+    """Make the folder, its configuration and its ledger, all of it or nothing; or open them again."""
     plan, folder = prepared.plan, prepared.folder
-    if resume:
-        prepared.ledger = LedgerWriter.resume(folder / LEDGER) if plan.planned else None
-        return
-    new_folder(folder)
+    if not resume:
+        draft = folder.with_name(f".{folder.name}.partial")
+        try:
+            shutil.rmtree(draft, ignore_errors=True)  # of a start that was killed, before anything was spent
+            new_folder(draft)
+            _begin(prepared, draft, kind)
+            os.rename(draft, folder)
+        except OSError as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise ConfideError(f"cannot write {folder}: {error.strerror or error}; nothing was trained") from None
+    prepared.ledger = LedgerWriter.resume(folder / LEDGER) if plan.planned else None
+
+
+def _begin(prepared: Prepared, folder: Path, kind: str) -> None:
+    plan = prepared.plan
     folder.chmod(0o700)
     (folder / CHECKPOINTS).mkdir(mode=0o700)
     prepared.tokenizer.save_pretrained(folder / CHECKPOINTS / "tokenizer")
@@ -277,10 +300,10 @@ def _start(prepared: Prepared, kind: str, resume: bool) -> None:
     (folder / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     if plan.planned:
         setting = dataclasses.replace(plan.setting, vocabulary=kind)
-        prepared.ledger = LedgerWriter.create(folder / LEDGER, setting.to_plain(), plan.planned)
-        for phase, event in plan.planned:
-            if phase == "tuning":
-                prepared.ledger.append(event, phase)
+        with LedgerWriter.create(folder / LEDGER, setting.to_plain(), plan.planned) as ledger:
+            for phase, event in plan.planned:
+                if phase == "tuning":
+                    ledger.append(event, phase)
 
 
 def plan_of(
@@ -290,20 +313,27 @@ def plan_of(
     folder = Path(folder)
     try:
         config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
-        options = Options.from_plain(config["options"])
+        options = _options(folder, config["options"])
         for name, value in (choices or {}).items():
             if getattr(options, name) != value:
                 raise BadInput(f"{folder} was started with another {option(name)}; resume it without that option")
         made = plan(screened or config["screened"], options, noises=config["noise"])
     except OSError:
         raise BadInput(f"there is nothing to resume: {folder} holds no {CONFIG}") from None
-    except (yaml.YAMLError, KeyError, TypeError):
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
         raise BadInput(f"{folder / CONFIG} is damaged; bring it back from a backup") from None
     if made.screened.manifest["digest"] != config["digest"]:
         raise BadInput(
             f"{made.screened.folder} was screened anew since this run began: its ledger is about other records; start a new run"
         )
     return made
+
+
+def _options(folder: Path, plain: Any) -> Options:
+    try:
+        return Options.from_plain(plain)
+    except BadInput as error:
+        raise BadInput(f"{folder / CONFIG} is damaged ({error}); bring it back from a backup") from None
 
 
 def spent_steps(prepared: Prepared) -> dict[str, int]:
@@ -320,22 +350,27 @@ def finish(prepared: Prepared) -> Run:
 
     def write_all() -> None:
         folder, options = prepared.folder, prepared.plan.options
-        draft = folder / "model.partial"
-        shutil.rmtree(draft, ignore_errors=True)
-        if options.keep == "best" and (folder / "best").exists():
-            shutil.copytree(folder / "best", draft)
+        best = folder / "best"
+        if options.keep == "best" and best.exists():
+            put_in_place(folder / "model", lambda draft: shutil.copytree(best, draft))
         else:
-            save(prepared.model, prepared.tokenizer, draft)
-        shutil.rmtree(folder / "model", ignore_errors=True)
-        draft.rename(folder / "model")
+            put_in_place(folder / "model", lambda draft: save(prepared.model, prepared.tokenizer, draft))
         if options.private and prepared.plan.private and prepared.ledger_path is not None:
             assert options.delta is not None
             write(issue(read_ledger(prepared.ledger_path), options.delta), folder / "certificate.json")
 
-    try:
-        processes.shared(write_all)
-    except OSError as error:
-        raise ConfideError(
-            f"cannot write the model: {error.strerror}; make room, then run again with --resume"
-        ) from None
+    processes.shared(write_all)
     return Run(prepared.folder)
+
+
+def put_in_place(folder: Path, make: Callable[[Path], object]) -> None:
+    """Make a folder anew; under its name it is never seen half made."""
+    draft = folder.with_name(f"{folder.name}.partial")
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        make(draft)
+        shutil.rmtree(folder, ignore_errors=True)
+        draft.rename(folder)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise ConfideError(f"cannot write {folder}: {reason}; make room, then go on with --resume") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,26 +11,38 @@ from torch import Tensor, nn
 
 from ..dp.head import can_fuse, differentiate, hidden_states, parts
 from ..dp.losses import IGNORED, built_in, rows, targets
-from ..dp.rules.base import exactly, single
+from ..dp.rules.base import Use, exactly, single
+from ..dp.rules.lstm import LSTM
 
 Batch = dict[str, Tensor]
 
 
 class PublicGradients:
-    """Adds the gradient of a batch's loss to `p.grad`; a language model's head runs outside autograd where it can.
+    """Adds the gradient of a batch's loss to `p.grad`, by the private engine's own means where they are faster.
 
-    The head's logits become their own gradient in place, as in the private engine: autograd would hold them three times.
+    A language model's head runs outside autograd: its logits become their own gradient in place, where autograd would hold
+    them three times. An LSTM runs in the engine's scan, whose way back takes a fraction of the vendor kernel's time on CPUs.
     """
 
     def __init__(self, model: nn.Module, task: str) -> None:
         self._model, self._task = model, task
         self._loss = built_in(task, "sum")
+        self._scanned = {} if _on_gpu(model) else {m: _scan(m) for m in model.modules() if type(m) is nn.LSTM}
         self._fused: bool | None = None if task == "causal" else False  # None: not yet known
 
     def backward(self, batch: Batch, count: float) -> float:
         """Add the gradient of Σ loss / count; returns that loss."""
         if self._fused is None:
             self._fused = _fits(self._model, batch)
+        for module, scan in self._scanned.items():
+            module.forward = scan  # type: ignore[method-assign]
+        try:
+            return self._backward(batch, count)
+        finally:
+            for module in self._scanned:
+                del module.forward
+
+    def _backward(self, batch: Batch, count: float) -> float:
         if not self._fused:
             loss = self._loss(self._model, batch).sum() / count
             loss.backward()  # type: ignore[no-untyped-call]
@@ -44,6 +57,22 @@ class PublicGradients:
         hidden.backward(gradient.to(hidden.dtype))  # type: ignore[no-untyped-call]
         use.rule.add(use, gradient.new_ones(len(goals)), _gradient)
         return float(loss)
+
+
+def _on_gpu(model: nn.Module) -> bool:
+    return any(parameter.is_cuda for parameter in model.parameters())
+
+
+def _scan(lstm: nn.LSTM) -> Callable[..., Any]:
+    """A forward for an LSTM whose way back adds its parameters' gradients to `p.grad`."""
+    rule = LSTM()
+
+    def add(activations: tuple[Tensor, ...], gradient: Tensor, names: frozenset[str]) -> None:
+        trained = frozenset(name for name in names if getattr(lstm, name).requires_grad)
+        use = Use(rule, lstm, len(gradient), trained, activations, gradient)
+        rule.add(use, gradient.new_ones(len(gradient)), _gradient)
+
+    return rule.forward(lstm, add)
 
 
 def _fits(model: nn.Module, batch: Batch) -> bool:

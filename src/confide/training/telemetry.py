@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +30,35 @@ class Telemetry:
     def __init__(self, path: Path, slot: int, board: Path | None = None) -> None:
         self.path = path
         kept = [line for line in _lines(path) if json.loads(line)["slot"] <= slot] if slot else []
-        path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        draft = path.with_name(f"{path.name}.partial")
+        with _disk(path):
+            draft.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            draft.replace(path)
         self._board = None if board is None else _board(board)
 
     def write(self, **values: Any) -> None:
         unknown = values.keys() - ALLOWED
         if unknown:
             raise AssertionError(f"telemetry may not hold {sorted(unknown)}")
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(values, allow_nan=False) + "\n")
-        except OSError as error:
-            raise ConfideError(f"cannot write {self.path}: {error.strerror}; resume with --resume") from None
+        with _disk(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values, allow_nan=False) + "\n")
         if self._board is not None:
             for name, value in values.items():
                 if isinstance(value, float):
-                    self._board.add_scalar(name, value, values["slot"])
+                    # Without the time: how long a private step takes depends on its draw.
+                    self._board.add_scalar(name, value, values["slot"], walltime=float(values["slot"]))
 
     def close(self) -> None:
         if self._board is not None:
             self._board.close()
+
+
+@contextlib.contextmanager
+def _disk(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfideError(f"cannot write {path}: {error.strerror}; make room, then go on with --resume") from None
 
 
 def _lines(path: Path) -> list[str]:
