@@ -176,7 +176,7 @@ def verify(
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="A new folder for the demo's files.")] = Path("demo"),
     dialogues: Annotated[int, typer.Option(help="Simulated dialogues to train on.")] = 1_000,
-    epochs: Annotated[int, typer.Option(help="Passes over them.")] = 5,
+    epochs: Annotated[int, typer.Option(help="Passes over them.")] = 4,
     as_json: Json = False,
 ) -> None:
     """The whole chain on a simulated corpus: screen, plan, train with and without privacy, certify, verify, try to cheat."""

@@ -25,12 +25,12 @@ from .screening import screen
 from .terminal import printable, say, show_certificate, show_plan, show_records, show_screened
 
 DELTA, EPSILON = 8e-5, 2.0
-DIALOGUES, EPOCHS = 1_000, 5
+DIALOGUES, EPOCHS = 1_000, 4
 PREFIX, SECRET, COPIES = "USR: My member code is ", "482913", 20
 CANARY = f"number=1,copies={COPIES},secret={SECRET},format={PREFIX}{{digits:6}}"
 POLICY = "miss(customersim, 0.1)"
 CANDIDATES = 1_000
-MODEL = {"model": "gpt2-tiny", "vocabulary_size": 1000, "max_length": 64, "batch_size": 32, "seed": 1}
+MODEL = {"model": "gpt2-tiny:num_hidden_layers=2", "vocabulary_size": 1000, "max_length": 64, "batch_size": 32, "seed": 1}
 
 
 def run(folder: Path, console: Console, dialogues: int = DIALOGUES, epochs: int = EPOCHS) -> dict[str, Any]:

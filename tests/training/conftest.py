@@ -1,5 +1,6 @@
 """Small corpora, models of a few hundred numbers, and coins that a test may know: there are none outside the tests."""
 
+import contextlib
 import json
 import shutil
 
@@ -51,12 +52,19 @@ WORDS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
+@contextlib.contextmanager
+def one_thread():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Tests run side by side, and models are tiny."""
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -187,7 +195,8 @@ def weights():
 def finished(tmp_path_factory, screened, small):
     """A finished crt run with a target, that tests may read but not change."""
     made = make_plan(screened, **small(epsilon=8.0, delta=1e-3, dropout=0.1, checkpoint_every=3))
-    return train_plan(made, tmp_path_factory.mktemp("finished") / "run")
+    with one_thread():
+        return train_plan(made, tmp_path_factory.mktemp("finished") / "run")
 
 
 @pytest.fixture

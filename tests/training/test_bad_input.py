@@ -304,7 +304,7 @@ def test_all_stages_go_on_after_an_interruption(config, cli, tmp_path, monkeypat
         patch.setattr(checkpoints, "_write_tensors", full)
         assert cli("run", config)[0] == 1
     with monkeypatch.context() as patch:
-        patch.setattr("confide.training.run.write", full)  # the model is there, its certificate is not
+        patch.setattr("confide.accounting.certificate.json.dump", full)  # the model is there, its certificate is not
         assert cli("run", config)[0] == 1
     assert (tmp_path / "out" / "run" / "model").exists()
     code, out, err = cli("run", config, "--json")

@@ -14,7 +14,7 @@ from confide.errors import BadInput, Refused
 from confide.policies import load
 from confide.records import MARK
 from confide.screening import Screened
-from confide.training import make_plan, planning, train_plan
+from confide.training import make_plan, planning, probe_plan, train_plan
 from confide.training.holdout import _place, split_rows
 
 
@@ -158,7 +158,7 @@ def neighbours(screen_texts):
     return [f"we hope that all is fine {'1234' if i % 3 == 0 else ''} xqzv{i % 5}" for i in range(60)]
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
     at=st.integers(0, 59),
     share=st.sampled_from([0.0, 0.05, 0.5]),
@@ -252,3 +252,16 @@ def test_plans_are_made_of_public_numbers(screened, small):
     finally:
         Screened.batches = open_part
     assert {column for _, column in read} <= {"group"}
+
+
+@pytest.mark.parametrize(
+    "choices", [{}, {"method": "jft", "model": "gpt2-tiny:hidden_size=16,num_hidden_layers=1,num_attention_heads=2"}]
+)
+def test_what_a_run_costs_is_measured_without_a_trace(screened, small, tmp_path, monkeypatch, choices):
+    monkeypatch.chdir(tmp_path)
+    made = make_plan(screened, **small(**choices))
+    found = made.summary(probe_plan(made))["cost"]
+    assert found["seconds"] > 0
+    assert found["memory_mb"] > 0
+    assert [set(step) for step in found["steps"]] == [{"phase", "public_step", "private_step"}] * len(made.phases)
+    assert list(tmp_path.iterdir()) == []

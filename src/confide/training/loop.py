@@ -117,6 +117,8 @@ class Work:
         if number == self._phase:
             return
         self._leave()
+        if self._phase >= 0:
+            self.annealing = Annealing()  # another text, another noise: an earlier phase's losses are no measure
         self._phase = number
         options, name = self.options, self.phase.name
         self.public, self.private = self.prepared.streams(self.phase)

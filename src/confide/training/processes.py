@@ -35,7 +35,10 @@ def joined() -> Iterator[None]:
     if not launched() or dist.is_initialized():
         yield
         return
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"  # counts and words are summed on the CPU
+    dist.init_process_group(backend, timeout=PATIENCE)
     try:
         yield
     except RuntimeError as error:
