@@ -120,15 +120,41 @@ def test_every_answer_has_a_page_for_people(capsys, arguments):
         raise AssertionError("an answer without its conditions")
 
 
-def test_a_terminal_without_unicode_gets_an_answer(tmp_path):
-    for arguments in (BASE, ["demo", "-o", str(tmp_path / "d")]):
-        done = subprocess.run(
-            [sys.executable, "-m", "confide", *arguments],
-            capture_output=True,
-            check=False,
-            env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        )
-        assert done.returncode == 0, done.stderr
+NO_CONNECTION = """
+import socket, sys
+def refuse(*args, **kwargs):
+    raise AssertionError("a connection was opened")
+socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
+from confide.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """A small demo: its folder, and what a terminal without Unicode shows of it."""
+    folder = tmp_path_factory.mktemp("shown") / "demo"
+    arguments = ["demo", "-o", str(folder), "--dialogues", "40", "--epochs", "1"]
+    done = subprocess.run(
+        [sys.executable, "-c", NO_CONNECTION, *arguments],
+        capture_output=True,
+        check=False,
+        text=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return folder, " ".join(done.stdout.split())
+
+
+def test_a_terminal_without_unicode_gets_an_answer():
+    done = subprocess.run(
+        [sys.executable, "-m", "confide", *BASE],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 0
+    assert b"epsilon" in done.stdout
 
 
 def test_a_full_disk_is_one_line(tmp_path):
@@ -215,30 +241,31 @@ def test_bad_input_is_one_clear_line_and_exit_code_two(capsys, arguments):
     assert json.loads(out)["exit_code"] == 2
 
 
-def test_demo_then_verify_then_forge(capsys, tmp_path):
-    folder = tmp_path / "demo"
-    code, out, err = run(capsys, "demo", "-o", str(folder))
-    assert (code, err) == (0, "")
+def test_demo_then_verify_then_forge(shown, capsys):
+    folder, out = shown
     assert "holds" in out
-    assert "recomputed 1.969" in " ".join(out.split())
-    assert "No model is trained" in " ".join(out.split())
-    code, out, _ = run(capsys, "verify", str(folder))
+    assert "recomputed" in out
+    assert "the planted secret among 1,000 random ones" in out
+    assert {"model", "certificate.json", "ledger.jsonl", "telemetry.jsonl"} <= {
+        p.name for p in (folder / "crt").iterdir()
+    }
+    assert not (folder / "plain" / "certificate.json").exists()
+    code, out, _ = run(capsys, "verify", str(folder / "crt"))
     assert code == 0
     assert "under these assumptions" in out
-    assert ask(capsys, "verify", str(folder))["holds"] is True
-    path = folder / "certificate.json"
-    path.write_text(path.read_text().replace('"delta2": 0.0', '"delta2": 0.1'))
-    code, out, err = run(capsys, "verify", str(folder))
+    assert ask(capsys, "verify", str(folder / "crt"))["holds"] is True
+    forged = json.loads((folder / "crt" / "certificate.json").read_text())
+    forged["guarantees"][0]["epsilon"] /= 2
+    (folder / "crt" / "forged.json").write_text(json.dumps(forged))
+    code, out, err = run(capsys, "verify", str(folder / "crt" / "forged.json"))
     assert code == 3
-    assert "bounds.delta2" in err
-    code, out, err = run(capsys, "verify", str(folder), "--json")
+    assert "epsilon" in err
+    code, out, err = run(capsys, "verify", str(folder / "crt" / "forged.json"), "--json")
     assert json.loads(out)["holds"] is False
 
 
 def test_the_demo_never_overwrites(capsys, tmp_path):
-    folder = tmp_path / "demo"
-    assert run(capsys, "demo", "-o", str(folder), "--json")[0] == 0
-    code, _, err = run(capsys, "demo", "-o", str(folder))
+    code, _, err = run(capsys, "demo", "-o", str(tmp_path))
     assert code == 2
     assert "exists" in err
     (tmp_path / "file").touch()
@@ -260,8 +287,8 @@ main(sys.argv[1:])
 """
 
 
-def test_no_command_opens_a_connection_or_imports_torch(tmp_path):
-    for arguments in (BASE, ["demo", "-o", str(tmp_path / "d")], ["verify", str(tmp_path / "d")]):
+def test_no_command_opens_a_connection_or_imports_torch(shown):
+    for arguments in (BASE, ["verify", str(shown[0] / "crt")], ["train", "--help"], ["plan", "--help"]):
         done = subprocess.run([sys.executable, "-c", WATCHED, *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
@@ -278,15 +305,14 @@ def test_the_installed_command_and_the_module_are_the_same():
 def test_help_lists_the_commands(capsys):
     code, out, _ = run(capsys, "--help")
     assert code == 0
-    for command in ("epsilon", "verify", "demo", "screen", "policies"):
+    for command in ("epsilon", "verify", "demo", "screen", "policies", "plan", "train", "generate", "run"):
         assert command in out
 
 
-def test_the_package_offers_verify(tmp_path, capsys):
+def test_the_package_offers_verify(shown):
     import confide
 
-    run(capsys, "demo", "-o", str(tmp_path / "d"), "--json")
-    assert confide.verify(tmp_path / "d").numbers > 50
+    assert confide.verify(shown[0] / "crt").numbers > 50
     with pytest.raises(AttributeError):
         _ = confide.nothing
 

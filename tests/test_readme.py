@@ -70,3 +70,18 @@ def test_the_screening_example_runs(chats):
     names = {}
     exec(compile(block, "screening.md", "exec"), names)
     assert names["setting"].unit == "turn"
+
+
+def test_the_training_page_runs(chats, tmp_path, monkeypatch):
+    """Its Python, with a small model in a folder in place of one on the hub."""
+    from confide.models import build, load_tokenizer, save
+
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training.md").read_text(), flags=re.DOTALL)
+    tokenizer, _ = load_tokenizer(None, "gpt2-tiny", public_texts=lambda: iter(["SYS: Hello."]), vocabulary_size=300)
+    sizes = "hidden_size=16,num_hidden_layers=1,num_attention_heads=2"
+    save(build(f"gpt2-tiny:{sizes}", tokenizer, max_length=256), tokenizer, tmp_path / "distilgpt2")
+    smaller = block.replace('"pii"', '"patterns"').replace("epsilon=2.0", "epsilon=2.0, epochs=1, max_length=32")
+    found: dict = {}
+    exec(compile(smaller, "training.md", "exec"), found)
+    assert found["run"].certificate["guarantees"][0]["epsilon"] <= 2
+    assert found["model"].can_generate()

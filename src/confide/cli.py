@@ -524,6 +524,7 @@ def _place(error: BaseException) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; every expected failure is one line on standard error and an exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin take the core from those they wait for
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Unicode shows a question mark, not a traceback

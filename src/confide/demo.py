@@ -30,7 +30,13 @@ PREFIX, SECRET, COPIES = "USR: My member code is ", "482913", 20
 CANARY = f"number=1,copies={COPIES},secret={SECRET},format={PREFIX}{{digits:6}}"
 POLICY = "miss(customersim, 0.1)"
 CANDIDATES = 1_000
-MODEL = {"model": "gpt2-tiny:num_hidden_layers=2", "vocabulary_size": 1000, "max_length": 64, "batch_size": 32, "seed": 1}
+MODEL: dict[str, Any] = {
+    "model": "gpt2-tiny:num_hidden_layers=2",
+    "vocabulary_size": 1000,
+    "max_length": 64,
+    "batch_size": 32,
+    "seed": 1,
+}
 
 
 def run(folder: Path, console: Console, dialogues: int = DIALOGUES, epochs: int = EPOCHS) -> dict[str, Any]:
@@ -132,7 +138,8 @@ def _rank(model: Any, tokenizer: Any) -> int:
     """The place of the planted secret among random ones, by the likelihood of the whole turn; ties are broken at random."""
     import torch
 
-    from .models import encode, first_id
+    from .models import encode
+    from .models.tokens import first_id
 
     coins = random.Random(0)
     others: set[str] = set()

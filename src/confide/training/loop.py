@@ -118,7 +118,8 @@ class Work:
             return
         self._leave()
         if self._phase >= 0:
-            self.annealing = Annealing()  # another text, another noise: an earlier phase's losses are no measure
+            # Another text, another noise: an earlier phase's losses are no measure.
+            self.annealing, self.best = Annealing(), None
         self._phase = number
         options, name = self.options, self.phase.name
         self.public, self.private = self.prepared.streams(self.phase)

@@ -188,8 +188,17 @@ class Options:
             raise BadInput("--task classify needs --classes: the names of all labels, with commas")
         if self.task == "classify" and self.method == "sdp":
             raise BadInput("sdp is defined for the tokens of a language model; classify with crt, jft or dpsgd")
-        if self.method == "sdp" and self.mask_records == "drop":
-            raise BadInput("sdp trains on the unmasked text: --mask-records drop has no meaning there")
+        if self.method != "crt" and self.mask_records == "drop":
+            raise BadInput(
+                f"--mask-records drop is proven for crt, and changes nothing for {self.method}; leave it out"
+            )
+        if self.validate_on == "all" and self.validation is None:
+            raise BadInput("--validate-on all needs outside text: name it with --validation")
+        if self.validate_on == "all" and self.private and (self.keep == "best" or self.schedule == "anneal"):
+            raise BadInput(
+                "--validate-on all must not choose the model: flagged records would steer it, outside of the certificate; leave out "
+                "--keep best and --schedule anneal, or validate on unflagged records"
+            )
         if self.method == "jft" and self.phase1 == "hand-screened" and not self.screened_by_hand:
             raise BadInput(
                 "--phase1 hand-screened needs --screened-by-hand FILE: JSON lines with id and the screened text"

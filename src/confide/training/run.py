@@ -233,6 +233,12 @@ def new_model(plan: TrainingPlan, tokenizer: Any) -> tuple[Any, torch.device]:
         max_length=options.max_length,
         dropout=options.dropout,
     )
+    if (
+        options.precision == "bf16"
+        and device.type == "cpu"
+        and any(isinstance(m, torch.nn.LSTM) for m in model.modules())
+    ):
+        raise BadInput("--precision bf16 does not run for an LSTM on a CPU; leave it out")
     selective.check(options, model)
     return model.to(device), device
 
