@@ -129,7 +129,12 @@ def epoch(data: Path, tokenizer: Path) -> dict[str, Any]:
         screening = time.perf_counter() - began
         shape = {"model": "lstm", "tokenizer": str(tokenizer), "max_length": 128, "microbatch": 32}
         found = one(Path(folder), shape, "crt")
-        return {"records": screened.manifest["records"], "private": screened.manifest["private"], "screening": screening, **found}
+        return {
+            "records": screened.manifest["records"],
+            "private": screened.manifest["private"],
+            "screening": screening,
+            **found,
+        }
 
 
 def main() -> None:
@@ -149,14 +154,18 @@ def main() -> None:
         if given.tokenizer is None:
             arguments.error("--epoch needs --tokenizer DIR")
         found = epoch(given.epoch, given.tokenizer)
-        print(json.dumps(found) if given.json else "\n".join(f"{name:12} {value:,.4g}" for name, value in found.items()))
+        print(
+            json.dumps(found) if given.json else "\n".join(f"{name:12} {value:,.4g}" for name, value in found.items())
+        )
         return
     models = given.models.split(",")
     found = compare(models, 2 if given.quick else given.rounds, 100 if given.quick else 1000)
     if given.json:
         print(json.dumps(found))
         return
-    table = Table("model", "crt to plain", "quartiles", "steps alone", "outside the model (plain, crt)", "seconds (plain, crt)")
+    table = Table(
+        "model", "crt to plain", "quartiles", "steps alone", "outside the model (plain, crt)", "seconds (plain, crt)"
+    )
     for name, numbers in found.items():
         low, high = numbers["quartiles"]
         table.add_row(
