@@ -94,14 +94,16 @@ def test_the_template_of_a_chat_model_is_used(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"max_new_tokens": 0}, "max_new_tokens"),
-        ({"temperature": 0.0}, "greedy"),
-        ({"temperature": float("nan")}, "temperature"),
-        ({"top_k": 0}, "top_k"),
-        ({"top_p": 1.5}, "top_p"),
-        ({"num_return_sequences": 0}, "num_return_sequences"),
+        ({"max_new_tokens": 0}, "--max-new-tokens"),
+        ({"temperature": 0.0}, "--greedy"),
+        ({"temperature": float("nan")}, "--temperature"),
+        ({"top_k": 0}, "--top-k"),
+        ({"top_p": 1.5}, "--top-p"),
+        ({"num_return_sequences": 0}, "--number"),
         ({"num_return_sequences": 2, "greedy": True}, "always the same"),
         ({"num_return_sequences": 2, "stream": print}, "do not stream"),
+        ({"seed": -1}, "--seed"),
+        ({"seed": 2**63}, "--seed must be at least 0 and below"),
     ],
 )
 def test_bad_numbers_are_refused_before_anything_is_loaded(tmp_path, options, words):
@@ -114,3 +116,11 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
         generate(tmp_path, "x")
     with pytest.raises(BadInput, match="no such folder"):
         generate(tmp_path / "nowhere", "x")
+
+
+def test_several_texts_come_without_words_of_transformers(run, capfd):
+    hf.utils.logging.get_logger("transformers.modeling_utils").warning_once.cache_clear()
+    level = hf.utils.logging.get_verbosity()
+    generate(run, "Agent", seed=1, num_return_sequences=8, max_new_tokens=40, temperature=5.0)
+    assert capfd.readouterr().err == ""
+    assert hf.utils.logging.get_verbosity() == level

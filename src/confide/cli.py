@@ -338,9 +338,6 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
     def run(**given: Any) -> None:
         chosen = {name: given.pop(name) for name in HELP}
         choices = {name: value for name, value in chosen.items() if value is not None and value is not False}
-        for name in ("classes", "special_tokens"):
-            if name in choices:
-                choices[name] = tuple(part.strip() for part in choices[name].split(",") if part.strip())
         command(**given, **choices)
 
     parameters.sort(key=lambda p: p.kind)
@@ -414,7 +411,7 @@ def train(
             made, out, resume=resume, board=tensorboard,
             tick=lambda done, total: progress.update(steps, completed=done, total=total),
             reading=lambda records: progress.advance(reading, records),
-            say=lambda warning: console.print(f"warning: {warning}", markup=False),
+            say=lambda warning: console.print(f"note: {warning}", markup=False),
         )  # fmt: skip
     if not leads:
         return
@@ -549,7 +546,8 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         else:  # the message may quote private text
             code, message = 1, f"{_place(error)}; this is a mistake in confide (CONFIDE_DEBUG=1 shows more)"
-    if code and message:
+    leads = os.environ.get("RANK", "0") == "0"  # of several processes one speaks
+    if code and message and leads:
         line = " ".join(message.split())
         if "--json" in arguments:
             _answer({"error": line, "exit_code": code, **more})

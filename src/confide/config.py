@@ -13,6 +13,7 @@ import yaml
 from rich.progress import Progress
 
 from .errors import BadInput
+from .training.options import Options
 
 SECTIONS = ("out", "corpus", "screen", "train")
 FILES = ("screened_by_hand", "validation", "vocabulary_from")
@@ -65,6 +66,7 @@ def run_all(path: str | Path, progress: Progress | None = None) -> dict[str, Any
     config = read_config(path)
     progress = progress or Progress(disable=True)
     out = Path(config["out"])
+    Options.from_plain(config["train"])  # before hours of screening
     screened = _screen(config, out / "screened", _task(progress, "screening"))
     return _train(config, screened, out, progress)
 
@@ -76,13 +78,14 @@ def _task(progress: Progress, name: str) -> Callable[[int], object]:
 
 def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object]) -> Any:
     from .records import Fields
-    from .screening import Options, Screened, screen
+    from .screening import Options as Screening
+    from .screening import Screened, screen
 
     given = dict(config["screen"])
     columns = {
         name: given.pop(f"{name}_field") for name in ("text", "id", "group", "label") if f"{name}_field" in given
     }
-    known = {field.name for field in fields(Options)}
+    known = {field.name for field in fields(Screening)}
     unknown = sorted(given.keys() - known)
     if unknown:
         raise BadInput(f"the section screen has an unknown option {unknown[0][:40]!r}; see `confide screen --help`")
@@ -90,7 +93,7 @@ def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object])
         raise BadInput("the section screen names no policy: what counts as a secret? `confide policies` lists them")
     if columns:
         given["fields"] = Fields(**columns)
-    options = Options(**given)
+    options = Screening(**given)
     stamp = folder.parent / "screen.json"
     wanted = json.dumps([config["corpus"], config["screen"]], sort_keys=True)
     if folder.exists():
@@ -104,7 +107,7 @@ def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object])
 
 
 def _train(config: dict[str, Any], screened: Any, out: Path, progress: Progress) -> dict[str, Any]:
-    from .training import Options, Run, make_plan, plan_of, train_plan
+    from .training import Run, make_plan, plan_of, train_plan
 
     options = Options.from_plain(config["train"])
     folder = out / "run"
@@ -118,6 +121,6 @@ def _train(config: dict[str, Any], screened: Any, out: Path, progress: Progress)
     steps = progress.add_task("training", total=None)
     run = train_plan(
         plan, folder, resume=begun, tick=lambda done, total: progress.update(steps, completed=done, total=total),
-        reading=_task(progress, "reading"),
+        reading=_task(progress, "reading"), say=lambda note: progress.console.print(f"note: {note}", markup=False),
     )  # fmt: skip
     return dict(run.summary())

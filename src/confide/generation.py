@@ -30,12 +30,13 @@ def generate(
     `stream` is called with each new piece of text. `chat` sends the prompt as a user's message, in the tokenizer's
     template. Without a seed every call draws anew.
     """
-    _check(max_new_tokens, temperature, top_k, top_p, num_return_sequences, greedy, stream)
+    _check(max_new_tokens, temperature, top_k, top_p, num_return_sequences, greedy, seed, stream)
     folder = _model_folder(Path(run_or_model_dir))
     try:
         import torch
 
         from .models import load_trained, longest
+        from .models.loading import quiet
     except ImportError as error:
         raise ConfideError(
             f"generating text needs {error.name}; install it with: pip install 'confide[train]'"
@@ -53,7 +54,8 @@ def generate(
     if not greedy:
         choice = {"do_sample": True, "temperature": temperature, "top_k": top_k or 0, "top_p": top_p or 1.0}
     streamer = _Streamer(tokenizer, stream) if stream else None
-    with torch.random.fork_rng(enabled=seed is not None):
+    # Quiet: transformers drops a mask that is all ones, and then warns of texts that ended before others for want of one.
+    with torch.random.fork_rng(enabled=seed is not None), quiet():
         if seed is not None:
             torch.manual_seed(seed)
         given = torch.tensor([ids], device=model.device)
@@ -71,22 +73,26 @@ def generate(
 
 def _check(
     max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, sequences: int, greedy: bool,
-    stream: Stream | None,
+    seed: int | None, stream: Stream | None,
 ) -> None:  # fmt: skip
     if max_new_tokens < 1:
-        raise BadInput(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+        raise BadInput(f"--max-new-tokens must be at least 1, got {max_new_tokens}")
     if not 0 < temperature < float("inf"):
-        raise BadInput(f"temperature must be above 0, got {temperature}; for the likeliest text ask for greedy")
+        raise BadInput(
+            f"--temperature must be above 0 and finite, got {temperature}; for the likeliest text take --greedy"
+        )
     if top_k is not None and top_k < 1:
-        raise BadInput(f"top_k must be at least 1, got {top_k}")
+        raise BadInput(f"--top-k must be at least 1, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
-        raise BadInput(f"top_p must be above 0 and at most 1, got {top_p}")
+        raise BadInput(f"--top-p must be above 0 and at most 1, got {top_p}")
     if sequences < 1:
-        raise BadInput(f"num_return_sequences must be at least 1, got {sequences}")
+        raise BadInput(f"--number must be at least 1, got {sequences}")
     if sequences > 1 and greedy:
-        raise BadInput("greedy text is always the same: leave num_return_sequences at 1, or sample")
+        raise BadInput("--greedy text is always the same: leave --number at 1, or leave out --greedy")
     if sequences > 1 and stream is not None:
-        raise BadInput("only one text can be shown while it is made: leave num_return_sequences at 1, or do not stream")
+        raise BadInput("only one text can be shown while it is made: leave --number at 1, or do not stream")
+    if seed is not None and not 0 <= seed < 2**63:
+        raise BadInput(f"--seed must be at least 0 and below 2^63, got {seed}")
 
 
 def _model_folder(folder: Path) -> Path:
@@ -107,7 +113,7 @@ def _prompt_ids(tokenizer: Any, prompt: str, chat: bool) -> list[int]:
     if not chat:
         return [first_id(tokenizer), *encode(tokenizer, prompt)]
     if not tokenizer.chat_template:
-        raise BadInput("the model's tokenizer has no chat template; leave out chat")
+        raise BadInput("the model's tokenizer has no chat template; leave out --chat")
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
     )

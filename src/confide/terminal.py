@@ -300,7 +300,7 @@ def show_plan(console: Console, found: dict[str, Any]) -> None:
         f"[yellow]{found['private']:,} private[/] {found['unit']}s to train on, {found['validation']:,} to validate on",
     )
     for phase in found["phases"]:
-        parts = [f"{phase['epochs']} epochs"]
+        parts = [_count(phase["epochs"], "epoch")]
         if phase["public_steps"]:
             parts.append(f"{phase['public_steps']:,} steps without noise")
         if "steps" in phase:
@@ -336,29 +336,32 @@ def show_run(console: Console, found: dict[str, Any]) -> None:
     """The end of a training run."""
     say(console, f"[bold]{found['method']}[/]: the model is in {escape(found['model'])}")
     if found["validation_loss"] is not None:
-        say(
-            console,
-            f"validation on public records: perplexity {math.exp(found['validation_loss']):,.2f} a token, "
-            f"{found['validation_accuracy']:.1%} of the next tokens right",
-            indent=2,
-        )
+        loss, right = found["validation_loss"], f"{found['validation_accuracy']:.1%}"
+        perplexity = f"perplexity {math.exp(loss):,.2f} a token" if loss < 100 else f"loss {loss:,.0f} a token"
+        learned = f"{perplexity}, {right} of the next tokens right"
+        if found["task"] == "classify":
+            learned = f"loss {loss:.3f} a record, {right} of the classes right"
+        say(console, f"validation on {found['validated_on']}: {learned}", indent=2)
     if found["certificate"] is None:
         say(console, "no certificate: nothing was trained with noise, so that no epsilon holds", indent=2)
         return
-    value = (
-        "no finite bound"
-        if found["epsilon"] is None
-        else f"epsilon {up(found['epsilon'])} at delta {found['delta']:.3g}"
-    )
+    stated = next((one for one in found["guarantees"] if one["epsilon"] is not None), None)
+    value = "no finite bound"
+    if stated is not None:
+        value = f"{stated['name']}: epsilon {up(stated['epsilon'])} at delta {stated['delta']:.3g}"
+        value += "" if found["epsilon"] is not None else ", and no bound for secrets that phase 1 missed"
     say(
         console,
         f"[bold]{value}[/] ({found['adjacency']}, k={found['k']}, {found['sampler']} sampling, unit: {found['unit']}); all of it "
         f"with `confide verify {escape(found['run'])}`",
         indent=2,
     )
+    if found["adjacency"] == "selective":
+        say(console, "selective privacy: nothing holds for tokens that the policy misses, and this epsilon does not compare with a "
+            "confidentiality epsilon", indent=2)  # fmt: skip
 
 
 def _duration(seconds: float) -> str:
     if seconds < 90:
-        return f"{seconds:.0f} seconds"
+        return _count(max(1, round(seconds)), "second")
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import time
 
 import huggingface_hub.constants as hub
 import pytest
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from confide.dp import Plan, PrivateGradients
 from confide.errors import BadInput
 from confide.models import Lora, build, encode, load_tokenizer, load_trained, prepare, save
+from confide.models.tokens import _hub_answers
 
 
 def weights(model):
@@ -64,7 +66,7 @@ def test_a_bad_spec_is_refused_in_clear_words(tokenizer, spec, words):
 def test_bad_use_is_refused_in_clear_words(tokenizer, gpt2, roberta, own):
     with pytest.raises(BadInput, match="task must be one of"):
         build("lstm", tokenizer, task="translate")
-    with pytest.raises(BadInput, match="number of classes"):
+    with pytest.raises(BadInput, match="--classes"):
         build("gpt2-tiny", tokenizer, task="classify")
     with pytest.raises(BadInput, match="no classifier"):
         build("lstm", tokenizer, task="classify", classes=2)
@@ -331,3 +333,63 @@ def test_a_folder_is_loaded_without_a_connection(gpt2, monkeypatch):
     save(build(str(gpt2), found), found, gpt2 / "out")
     load_trained(gpt2 / "out")
     assert not asked
+
+
+def test_a_classifier_keeps_the_names_of_its_classes(roberta, own, tmp_path):
+    found = own(roberta)
+    for spec in (str(roberta), "gpt2-tiny:hidden_size=16"):
+        model = build(spec, found, task="classify", classes=("ugly", "good", "bad"))
+        save(model, found, tmp_path / "out")
+        config = hf.AutoConfig.from_pretrained(tmp_path / "out")
+        assert config.id2label == {0: "ugly", 1: "good", 2: "bad"}
+        assert config.label2id == {"ugly": 0, "good": 1, "bad": 2}
+        assert load_trained(tmp_path / "out")[0].config.num_labels == 3
+    for classes in (("one",), ("one", "one"), 1, None):
+        with pytest.raises(BadInput, match="--classes"):
+            build(str(roberta), found, task="classify", classes=classes)
+
+
+def test_a_length_beyond_the_model_is_named_as_the_option(gpt2, own):
+    with pytest.raises(BadInput, match="--max-length 65 is more"):
+        build(str(gpt2), own(gpt2), max_length=65)
+
+
+@pytest.mark.parametrize("proxy", [None, "http://127.0.0.1:9"])
+def test_a_name_of_the_hub_is_refused_soon_if_nothing_answers(tokenizer, monkeypatch, proxy):
+    asked = []
+
+    class Session:
+        def head(self, address, timeout):
+            asked.append(timeout)
+            raise OSError("nobody is there")
+
+    monkeypatch.setattr("huggingface_hub.get_session", Session)
+    if proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
+    _hub_answers.cache_clear()
+    began = time.perf_counter()
+    for call in (
+        lambda: load_tokenizer(None, "nobody/nothing"),
+        lambda: load_tokenizer("nobody/nothing", "lstm"),
+        lambda: build("nobody/nothing", tokenizer),
+        lambda: build("nobody/nothing", tokenizer, from_scratch=True),
+    ):
+        with pytest.raises(BadInput, match="cannot be reached"):
+            call()
+    assert time.perf_counter() - began < 10
+    assert asked == [5]  # once for all of them
+    _hub_answers.cache_clear()
+
+
+def test_a_hub_whose_address_is_never_found_is_not_waited_for(monkeypatch):
+    class Session:
+        def head(self, address, timeout):
+            time.sleep(3)
+
+    monkeypatch.setattr("huggingface_hub.get_session", Session)
+    monkeypatch.setattr("confide.models.tokens.PATIENCE", 0.05)
+    _hub_answers.cache_clear()
+    began = time.perf_counter()
+    assert not _hub_answers()
+    assert time.perf_counter() - began < 2
+    _hub_answers.cache_clear()

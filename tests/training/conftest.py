@@ -118,8 +118,7 @@ def screen_texts(tmp_path_factory):
             home / "screened",
             conservative=conservative,
             workers=1,
-            dedup="off",
-            **options,
+            **{"dedup": "off", **options},
         )
 
     return run

@@ -355,3 +355,41 @@ def test_files_named_in_a_configuration_lie_beside_it(config, cli, tmp_path, mon
 def test_a_library_call_says_the_same(screened, small, tmp_path):
     with pytest.raises(ValueError, match="never overwritten"):
         train_plan(make_plan(screened, **small()), tmp_path)
+
+
+def test_a_run_without_a_finite_epsilon_ends_and_says_so(screened, small, tmp_path):
+    run = train_plan(make_plan(screened, **small(noise=0.02, epochs=1)), tmp_path / "run")
+    assert run.summary()["epsilon"] is None
+    assert next(line for line in run.telemetry() if "epsilon" in line)["epsilon"] is None
+
+
+def test_a_model_must_be_named(screened):
+    with pytest.raises(BadInput, match="--model"):
+        make_plan(screened, noise=1.0, delta=1e-3)
+
+
+def test_a_refusal_before_the_first_step_leaves_no_folder(screened, small, tmp_path):
+    (tmp_path / "bad.jsonl").write_text("not json\n")
+    with pytest.raises(BadInput, match=r"bad\.jsonl"):
+        train_plan(make_plan(screened, **small(validation=str(tmp_path / "bad.jsonl"))), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_lists_with_commas_and_types_are_checked_wherever_options_come_from():
+    assert Options(model="m", method="plain", special_tokens="SYS:, USR:").special_tokens == ("SYS:", "USR:")
+    for choices in ({"ignore_mask": "false"}, {"validation": 3}, {"classes": (1, 2)}):
+        with pytest.raises(BadInput, match="--"):
+            Options(model="m", method="plain", **choices)
+
+
+def test_choosing_by_validation_needs_something_to_validate_on(screen_texts, small):
+    private = screen_texts(["the parcel was sent"] * 8, conservative="everything")
+    with pytest.raises(BadInput, match="--validation"):
+        make_plan(private, **small(keep="best", vocabulary_from="x"))
+
+
+def test_the_best_models_own_validation_is_shown(screened, small, tmp_path, monkeypatch):
+    losses = iter([1.0, 2.0])
+    monkeypatch.setattr("confide.training.evaluation.quick", lambda *_, **__: {"loss": next(losses), "accuracy": 0.5})
+    run = train_plan(make_plan(screened, **small(keep="best")), tmp_path / "run")
+    assert run.summary()["validation_loss"] == 1.0

@@ -248,7 +248,7 @@ def test_a_text_without_roles_never_goes_through_the_template():
 def test_a_template_that_refuses_the_roles_is_bad_input():
     tokenizer = chatty()
     tokenizer.chat_template = "{{ raise_exception('Roles must alternate') }}"
-    with pytest.raises(BadInput, match=r"row 0.*chat=never"):
+    with pytest.raises(BadInput, match=r"row 0.*--unit document.*--tokenizer"):
         one(Encoder(tokenizer, 50), CHAT, turns=TURNS, where="row 0")
 
 
@@ -513,3 +513,39 @@ class Across(Policy):
 
     def find(self, text):
         return [Finding(*found.span(), "T", "p") for found in re.finditer(r"1[^1]*1", text)]
+
+
+def llama_chat():
+    """Turns end with a space and the end of a text, as in Llama 2's template."""
+    tokenizer = llama()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token }}[INST] {{ m.content }} [/INST]"
+        "{% else %} {{ m.content }} {{ eos_token }}{% endif %}{% endfor %}"
+    )
+    return tokenizer
+
+
+def test_a_special_token_that_ends_the_turn_is_a_target_also_behind_a_space():
+    tokenizer = llama_chat()
+    found = one(Encoder(tokenizer, 500, assistant_only=True), CHAT, turns=TURNS)
+    assert list(found.ids[found.target]).count(tokenizer.eos_token_id) == 1
+    assert found.ids[found.target][-1] == tokenizer.eos_token_id
+    behind = np.flatnonzero(found.target)[-1] + 1
+    assert found.ids[behind] == tokenizer.bos_token_id  # the next turn's beginning is none
+    assert not found.target[behind:].any()
+
+
+def test_without_a_special_token_the_first_one_behind_the_turn_is_a_target():
+    tokenizer = chatty()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}"
+    found = one(Encoder(tokenizer, 500, assistant_only=True), CHAT, turns=TURNS)
+    assert tokenizer.decode(found.ids[found.target]) == "good day\n"
+
+
+def test_messages_name_what_a_user_can_say():
+    tokenizer = chatty()
+    tokenizer.chat_template = "nothing of it"
+    with pytest.raises(BadInput, match=r"row 0.*leaves all messages out.*--tokenizer"):
+        one(Encoder(tokenizer, 50), CHAT, turns=TURNS, where="row 0")
+    with pytest.raises(BadInput, match="--classes"):
+        Encoder(GPT2, 8, "classify", classes=("one",))

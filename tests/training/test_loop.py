@@ -16,6 +16,7 @@ GPT = "gpt2-tiny:hidden_size=16,num_hidden_layers=1,num_attention_heads=2"
 MAY_SHOW = {
     "phase", "epoch", "slot", "public_step", "private_step", "learning_rate", "private_learning_rate", "public_loss",
     "noised_gradient_norm", "validation_loss", "validation_accuracy", "epsilon", "delta",
+    "epsilon_of",
 }  # fmt: skip
 
 

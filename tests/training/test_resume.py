@@ -255,7 +255,7 @@ def test_a_changed_noise_in_the_configuration_is_refused(copied):
     config = yaml.safe_load((copied / "config.yaml").read_text())
     config["noise"]["train"] /= 2
     (copied / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(BadInput, match="plans something else"):
+    with pytest.raises(BadInput, match="begun for another plan"):
         train_plan(plan_of(copied), copied, resume=True)
 
 

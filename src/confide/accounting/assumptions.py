@@ -26,6 +26,7 @@ def assumptions(setting: Setting, evidence: Redraws | Review | None, selected: b
         "ledger": "Every use of private records that influenced the model is in the ledger, discarded runs included.",
         "public-part": "Noiseless steps see only the public part, the released iterates and public constants (schedules, "
         "step counts, early stopping and the vocabulary included).",
+        "start": "The initial weights and the vocabulary were made without the private records.",
         "policies": "Both policies look at one record at a time and were fixed before they saw the corpus; literal <MASK> "
         "was escaped at intake; a record that holds a mask or a hit is private.",
         "record-alignment": "Records are split before screening and never packed, concatenated or split again.",
@@ -99,7 +100,7 @@ def not_promised(setting: Setting) -> list[str]:
     ]
     if setting.method == "sdp":
         return ["Tokens that the policy misses have no guarantee at all.", *found]
-    if setting.conservative != "everything" and setting.method != "jft":
+    if setting.conservative != "everything" and setting.method == "crt":
         found.insert(0, "A secret that no policy flags is trained on without noise and has no guarantee.")
     if setting.method == "jft" and setting.jft_phase1 != "noised":
         found.insert(0, "A secret that phase 1's redaction misses is trained on without noise and has no guarantee.")

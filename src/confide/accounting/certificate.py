@@ -51,7 +51,7 @@ def issue(ledger: Ledger, delta: float, evidence: Evidence | None = None) -> dic
         "subject": setting.subject,
         "method": setting.method,
         "delta": delta,
-        "adjacency": {"name": setting.adjacency, "meaning": setting.neighbours},
+        "adjacency": {"name": setting.relation, "meaning": setting.neighbours},
         "unit": setting.unit,
         "sampler": setting.sampler,
         "accountant": SELECTION_ACCOUNTANT if isinstance(main, SelectionCurve) else ACCOUNTANT,

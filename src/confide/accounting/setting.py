@@ -92,6 +92,11 @@ class Setting:
         return "zero-out" if self.mask_records == "drop" else "substitution"
 
     @property
+    def relation(self) -> str:
+        """The adjacency's name for people: S-DP substitutes private tokens only, which does not compare with the others."""
+        return "selective" if self.method == "sdp" else self.adjacency
+
+    @property
     def neighbours(self) -> str:
         """What the adjacency means for this method."""
         if self.method == "sdp":

@@ -6,7 +6,7 @@ Only configurations and safetensors are read, never pickles. What is random come
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,7 @@ def build(
     tokenizer: Any,
     *,
     task: str = "causal",
-    classes: int | None = None,
+    classes: Sequence[str] | int | None = None,
     lora: Lora | None = None,
     from_scratch: bool = False,
     seed: int = 0,
@@ -55,22 +55,22 @@ def build(
     """The model that a spec names, with room for all of the tokenizer's tokens, in single precision, ready to be trained.
 
     `spec`: `lstm` (one layer of 200), `gpt2-tiny`, either with `:key=value,…`, or a hub name or folder. `from_scratch`
-    takes a hub model's configuration only. `max_length` is refused if the model cannot see as many tokens.
+    takes a hub model's configuration only. `classes`: how many a classifier has, or their names in order, which the
+    configuration then keeps. `max_length` is refused if the model cannot see as many tokens.
 
     *Formal guarantees.* Weights depend on the named model, the tokenizer and the seed, all public.
     """
     if task not in TASKS:
         raise BadInput(f"task must be one of {', '.join(TASKS)}, got {task!r}")
-    if task == "classify" and (classes is None or classes < 2):
-        raise BadInput("a classifier needs the number of classes, at least 2")
+    labels = _labels(classes) if task == "classify" else {}
     if not 0 <= dropout < 1:
         raise BadInput(f"dropout must be at least 0 and below 1, got {dropout}")
     name, _, given = spec.partition(":")
-    with _seeded(seed), _quiet():
+    with _seeded(seed), quiet():
         if name in BUILT_IN:
-            model = _built_in(name, given, tokenizer, task, classes, max_length, dropout)
+            model = _built_in(name, given, tokenizer, task, labels, max_length, dropout)
         else:
-            config = _config(spec, task, classes, dropout)
+            config = _config(spec, task, labels, dropout)
             if from_scratch:
                 model = _made(_scratch, spec, {"config": config, "tokenizer": tokenizer, "task": task})
             else:
@@ -84,6 +84,14 @@ def build(
         return model if lora is None else _adapted(model, lora, spec, task)
 
 
+def _labels(classes: Sequence[str] | int | None) -> dict[str, Any]:
+    """Classes as a configuration keeps them; with transformers' own names if only their number is known."""
+    names = [f"LABEL_{n}" for n in range(classes)] if isinstance(classes, int) else list(classes or ())
+    if len(set(names)) < max(2, len(names)):
+        raise BadInput("a classifier needs at least two classes, all different: name them with --classes")
+    return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
+
+
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
@@ -92,7 +100,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without transformers' own notices: what matters is said by an error of ours."""
     messages: Any = transformers.utils.logging
     before = messages.get_verbosity()
@@ -108,7 +116,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _built_in(
-    name: str, given: str, tokenizer: Any, task: str, classes: int | None, max_length: int | None, dropout: float
+    name: str, given: str, tokenizer: Any, task: str, labels: dict[str, Any], max_length: int | None, dropout: float
 ) -> Any:
     options = _options(name, given)
     if name == "lstm":
@@ -121,9 +129,7 @@ def _built_in(
         return LstmForCausalLM(_made(LstmConfig, name, {"dropout": dropout, **options, "vocab_size": room(tokenizer)}))
     positions = {} if max_length is None else {"n_positions": max_length}
     drops = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop", "summary_first_dropout"), dropout)
-    shape = {**GPT2_TINY, **positions, **drops, **options, "vocab_size": room(tokenizer)}
-    if task == "classify":
-        shape["num_labels"] = classes
+    shape = {**GPT2_TINY, **positions, **drops, **options, **labels, "vocab_size": room(tokenizer)}
     if shape["n_embd"] % shape["n_head"]:
         raise BadInput(
             f"gpt2-tiny: hidden_size {shape['n_embd']} is not a multiple of {shape['n_head']} attention heads"
@@ -202,15 +208,15 @@ def _read_config(spec: str) -> Any:
         raise BadInput(why(spec, error, "model")) from None
 
 
-def _config(spec: str, task: str, classes: int | None, dropout: float) -> Any:
+def _config(spec: str, task: str, labels: dict[str, Any], dropout: float) -> Any:
     config = _read_config(spec)
     if type(config) not in _kind(task)._model_mapping:
         raise BadInput(f"{spec}: models of the type {config.model_type} cannot be trained for the task {task}")
     for name, value in config.to_dict().items():
         if "drop" in name and isinstance(value, (int, float)) and not isinstance(value, bool):
             setattr(config, name, 0.0 if "layer" in name else dropout)
-    if task == "classify":
-        config.num_labels = classes
+    for name, value in labels.items():  # how many there are follows from their names
+        setattr(config, name, value)
     return config
 
 
@@ -233,7 +239,7 @@ def _pretrained(spec: str, config: Any, task: str) -> Any:
             f"{spec}: only pickled weights, which can run code and are not loaded; load the model where you trust it and save it "
             "again with save_pretrained(), which writes safetensors"
             if pickled
-            else f"{spec}: no weights (model.safetensors); use from_scratch to start from its configuration alone"
+            else f"{spec}: no weights (model.safetensors); use --from-scratch to start from its configuration alone"
         )
     try:
         model, loaded = _kind(task).from_pretrained(
@@ -292,7 +298,7 @@ def _name_tokens(config: Any, tokenizer: Any, *, new: bool) -> None:
 def _check(model: Any, spec: str, task: str, max_length: int | None) -> None:
     most = longest(model)
     if max_length is not None and most is not None and max_length > most:
-        raise BadInput(f"{spec}: the model sees at most {most} tokens; max_length {max_length} is more")
+        raise BadInput(f"{spec}: the model sees at most {most} tokens; --max-length {max_length} is more")
     if task == "causal" and _looks_ahead(model):
         raise BadInput(f"{spec}: this model sees the tokens that it is to predict, so it is no causal language model")
 
@@ -375,7 +381,7 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
         model = copy.deepcopy(model).merge_and_unload()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _quiet():
+        with quiet():
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
     except OSError as error:
@@ -387,7 +393,7 @@ def load_trained(folder: Path | str) -> tuple[Any, Any]:
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise BadInput(f"{folder}: no model there (config.json)")
-    with _quiet():
+    with quiet():
         config = _read_config(str(folder))
         task = "classify" if any("Classification" in name for name in config.architectures or ()) else "causal"
         return _pretrained(str(folder), config, task).eval(), pretrained(str(folder))

@@ -6,21 +6,21 @@ token of the published tokenizer.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
-import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from ..errors import BadInput, Refused
 from ..records import MASK
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 BYTES = 256
+PATIENCE = 5  # seconds in which the hub should answer
 BUILT_IN = ("lstm", "gpt2-tiny")  # models that are made here and come without a tokenizer
 _KNOWN = {  # what a folder without tokenizer_config.json may call its special tokens
     "bos_token": ("<|endoftext|>", "<|begin_of_text|>", "<s>"),
@@ -138,17 +138,19 @@ def source(spec: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _hub_answers() -> bool:
-    """Whether the hub can be reached; asked once, since its own client tries again for most of a minute."""
-    from huggingface_hub import constants
+    """Whether the hub answers, through a proxy if there is one; asked once, since its client tries again for a minute."""
+    from huggingface_hub import constants, get_session
 
-    if getproxies():
-        return True  # the proxy will know
-    address = urlsplit(constants.ENDPOINT)
-    try:
-        socket.create_connection((address.hostname or "", address.port or 443), timeout=5).close()
-    except OSError:
-        return False
-    return True
+    answered: list[int] = []
+
+    def ask() -> None:
+        with contextlib.suppress(Exception):  # whatever it is: files that are already here can still be taken
+            answered.append(get_session().head(constants.ENDPOINT, timeout=PATIENCE).status_code)
+
+    asking = threading.Thread(target=ask, daemon=True)  # finding an address knows no time limit of its own
+    asking.start()
+    asking.join(2 * PATIENCE)
+    return bool(answered)
 
 
 def _bare(folder: Path) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from ..policies import Finding, Policy, load
-from ..records import MARK, MASK, Bad, Chunk, Record, Row, parse, render
+from ..records import MARK, MASK, Bad, Chunk, Record, Row, Turn, parse, render
 from ..splitting import split
 from .canaries import CanaryChunk, Planted, hide
 from .near import signature
@@ -76,7 +76,7 @@ class Screener:
         """The digests of each record's units before redaction: what the paper's order compares."""
         rows, _ = _rows(chunk)
         return [
-            self._digests(record.text, self._units(record) or [(0, len(record.text))])
+            self._digests(record.text, self._units(record) or [(0, len(record.text))], record.turns, row.label)
             for row in rows
             for record in split(row.record, self.options.unit, self.options.max_words)
         ]
@@ -168,7 +168,16 @@ class Screener:
     def _units(self, record: Record) -> list[Span] | None:
         return units_of(record, self.options.dedup_unit) if self.options.dedup_unit else None
 
-    def _digests(self, text: str, units: Iterable[Span]) -> list[bytes]:
+    def _digests(self, text: str, units: Iterable[Span], turns: Iterable[Turn], label: str | None) -> list[bytes]:
+        """What dedup compares: units of the text, or whole records with all that makes them a training example.
+
+        *Formal guarantees.* Without units two records have equal digests only if text, turns and label are equal (but for
+        collisions): blanking one of them then leaves the same multiset of examples whichever it is, and masking a secret
+        changes one example. If the text alone were compared, a label or the turns would show which copy was blanked
+        (guarantees §2, "two change").
+        """
+        if self.options.dedup_unit is None and (turns or label is not None):
+            return [self.digest(f"{text}\0{[tuple(turn) for turn in turns]}\0{label!r}")]
         return [self.digest(text[start:end]) for start, end in units]
 
     def digest(self, text: str) -> bytes:
@@ -190,7 +199,7 @@ class Screener:
             row.row,
             identity,
             treated.units if options.dedup_unit else None,
-            self._digests(treated.text, treated.units) if self._compared[private] else None,
+            self._digests(treated.text, treated.units, treated.turns, row.label) if self._compared[private] else None,
             signature(treated.text) if options.public_dedup == "near" and not private else None,
             row.label,
             content_digest(self.key, screened, raw, len(findings or ()), row.label),

@@ -53,7 +53,7 @@ class Segment(NamedTuple):
     token: int = -1
     private: bool = False
     target: bool = True
-    first: bool = False  # its first token is a target even if the others are none
+    ends: bool = False  # it ends what was said: its beginning is a target even if the rest is none
     template: bool = False  # text of the chat template, in which special tokens are what they say
 
 
@@ -87,7 +87,7 @@ class Encoder:
         if self.task not in ("causal", "classify") or self.chat not in ("auto", "never"):
             raise BadInput("a task is causal or classify, and chat is auto or never")
         if self.task == "classify" and len(set(self.classes)) < max(2, len(self.classes)):
-            raise BadInput("a classifier needs at least two classes, all different: name them with labels")
+            raise BadInput("a classifier needs at least two classes, all different: name them with --classes")
         if self.max_length < 1 + sum(map(len, self._frame)):
             raise BadInput(f"records of at most {self.max_length} tokens leave no room for text; raise the length")
         added = self.tokenizer.added_tokens_decoder
@@ -112,6 +112,12 @@ class Encoder:
             if framed[at : at + len(bare)] == bare:
                 return framed[:at], framed[at + len(bare) :]
         raise BadInput("this tokenizer changes a text when it adds its special tokens; choose another")
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        added = self.tokenizer.added_tokens_decoder
+        named = set(self.tokenizer.all_special_ids) | {token for token, one in added.items() if one.special}
+        return frozenset(named - {self.tokenizer.unk_token_id})
 
     @property
     def uses_chat(self) -> bool:
@@ -176,10 +182,10 @@ class Encoder:
             return
         place, spoken = 0, False
         for role, start, end in example.turns:
-            yield Segment(example.text[place:start], target=False, first=spoken)
+            yield Segment(example.text[place:start], target=False, ends=spoken)
             spoken, place = role == "assistant", end
             yield from self._segments(example, start, end, spoken)
-        yield Segment(example.text[place:], target=False, first=spoken)
+        yield Segment(example.text[place:], target=False, ends=spoken)
 
     def _chat(self, example: Example, templates: dict[tuple[str, ...], list[str | int]]) -> Iterator[Segment]:
         """A chat through the template, which is rendered without the words: they can neither steer nor break it."""
@@ -189,7 +195,7 @@ class Encoder:
         spoken = False
         for part in templates[roles]:
             if isinstance(part, str):
-                yield Segment(part, target=not self.assistant_only, first=spoken, template=True)
+                yield Segment(part, target=not self.assistant_only, ends=spoken, template=True)
                 spoken = False
             else:
                 role, start, end = example.turns[part]
@@ -204,13 +210,17 @@ class Encoder:
         except Exception as error:  # templates are programs: they raise what they like
             raise BadInput(
                 f"{where}: the tokenizer's chat template does not accept the roles {', '.join(roles)} in this order "
-                f"({type(error).__name__}); leave the template out with chat=never, or screen whole documents"
+                f"({type(error).__name__}). If screening cut the turns apart, screen again with --unit document; else name a "
+                "tokenizer without a chat template with --tokenizer: roles are then words of the text"
             ) from None
         parts: list[str | int] = []
         for i, part in enumerate(_SENTINEL.split(text)):
             parts += [int(part)] if i % 2 else [part] if part else []
         if not any(isinstance(part, int) for part in parts):
-            raise BadInput(f"{where}: the tokenizer's chat template leaves all messages out; use chat=never")
+            raise BadInput(
+                f"{where}: the tokenizer's chat template leaves all messages out; name a tokenizer without a chat template "
+                "with --tokenizer: roles are then words of the text"
+            )
         return parts
 
     def _segments(self, example: Example, low: int, high: int, target: bool) -> Iterator[Segment]:
@@ -250,7 +260,9 @@ class Encoder:
         joined = [token for part in ids for token in part]
         target = np.repeat(np.array([s.target for s in segments], bool), counts)
         starts = np.cumsum([0, *counts])
-        target[[at for at, count, s in zip(starts, counts, segments, strict=False) if s.first and count]] = True
+        for at, part, segment in zip(starts, ids, segments, strict=False):
+            if segment.ends:
+                target[at : at + self._end(part, segment.template)] = True
         private = np.repeat(np.array([s.private for s in segments], bool), counts)
         if self.task == "classify":
             room = self.max_length - len(head) - len(tail)
@@ -265,6 +277,15 @@ class Encoder:
             target[:] = False
             label = IGNORED if self.task == "classify" else NO_LABEL
         return Tokens(np.array([*head, *joined, *tail][: self.max_length], np.int32), target, private, label)
+
+    def _end(self, ids: Sequence[int], template: bool) -> int:
+        """How many tokens behind the assistant's words say that they are over.
+
+        Of a template, all up to its first special token: in Llama 2's `{content} </s>` a space comes before it. Without a
+        special token, or in a plain text, where none is parsed: the first token.
+        """
+        found = (at for at, token in enumerate(ids, 1) if token in self._special) if template else iter(())
+        return next(found, min(1, len(ids)))
 
     def _class(self, example: Example) -> int:
         if example.label is None:

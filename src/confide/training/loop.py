@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from ..accounting import LedgerWriter
 from ..accounting.events import Noiseless
 from ..dp import PrivateGradients, Step, keep_memory
+from ..errors import BadInput
 from ..models import save
 from . import checkpoints, evaluation, processes
 from .optim import Annealing, Rate, make_optimizer, set_rate
@@ -50,9 +53,9 @@ def train(
     ledger holds beyond the checkpoint are not taken again: they count as spent.
     """
     with processes.joined(), contextlib.closing(prepare_run(plan, Path(out), resume, reading)) as prepared:
-        work = Work(plan, prepared, board)
-        for warning in work.warnings:
-            say(warning)
+        work = _begin(plan, prepared, board)
+        for note in (*plan.notes, *work.warnings):
+            say(note)
         every = plan.options.checkpoint_every or max(1, work.total // 20)
         for slot in islice(work.slots(), work.done, None):
             work.enter(slot.phase)
@@ -69,6 +72,17 @@ def train(
                 tick(work.done, work.total)
         work.close()
         return finish(prepared)
+
+
+def _begin(plan: TrainingPlan, prepared: Prepared, board: bool) -> Work:
+    """The work; a new run that is refused before its first step leaves no folder behind."""
+    try:
+        return Work(plan, prepared, board)
+    except BadInput:
+        prepared.close()
+        if not prepared.resumed and processes.rank() == 0:
+            shutil.rmtree(prepared.folder, ignore_errors=True)
+        raise
 
 
 class Work:
@@ -208,10 +222,10 @@ class Work:
         if self.validation is not None and self.options.schedule == "anneal":
             self.annealing = self.annealing.see(found.get("loss", math.inf))
         if self.telemetry is not None:
-            values = {f"validation_{name}": value for name, value in found.items()}
+            values: dict[str, Any] = {f"validation_{name}": value for name, value in found.items()}
             epsilon = self.plan.epsilon(self.spent)
             if epsilon is not None:
-                values |= {"epsilon": epsilon, "delta": self.options.delta}
+                values |= {"epsilon": epsilon, "delta": self.options.delta, "epsilon_of": self.plan.claim}
             self._write(slot, **values)
 
     def _validate(self) -> dict[str, float]:
@@ -269,7 +283,7 @@ class Work:
             name = "learning_rate" if slot.kind == "public" else "private_learning_rate"
             self._write(slot, **{name: self._rate(slot)})
 
-    def _write(self, slot: Slot, **values: float | None) -> None:
+    def _write(self, slot: Slot, **values: Any) -> None:
         if self.telemetry is not None:
             if self.losses and math.isfinite(mean := sum(self.losses) / len(self.losses)):
                 values["public_loss"] = mean

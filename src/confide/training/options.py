@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 from ..errors import BadInput
 
@@ -24,6 +24,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "keep": ("last", "best"),
     "precision": ("fp32", "bf16"),
 }
+NO_MODEL = "name a model with --model: lstm, gpt2-tiny, a folder, or a name on the model hub"
 PRIVATE = ("crt", "dpsgd", "sdp", "jft")  # methods that add noise, and can be certified
 
 
@@ -38,7 +39,7 @@ HELP: dict[str, str] = {
     "special_tokens": "Tokens to add, with commas, such as 'SYS:,USR:'.",
     "from_scratch": "Take a model's configuration, not its weights.",
     "lora": "Train LoRA adapters of this rank instead of all weights.",
-    "max_length": "Tokens of a record; longer ones are cut.",
+    "max_length": "Tokens of a record; longer ones are cut (default: 256, or what the model sees).",
     "epochs": "Passes over the corpus.",
     "batch_size": "Records of a step without noise.",
     "private_batch_size": "Expected records of a step with noise (default: a sixteenth of them, at most 1024).",
@@ -99,7 +100,7 @@ class Options:
     special_tokens: tuple[str, ...] = ()
     from_scratch: bool = False
     lora: int | None = None
-    max_length: int = 256
+    max_length: int | None = None
     epochs: int = 3
     batch_size: int = 32
     private_batch_size: int | None = None
@@ -147,14 +148,26 @@ class Options:
     def __post_init__(self) -> None:
         from ..accounting.events import check_count, check_number, short  # here: the command line must start quickly
 
+        for name, kind in get_type_hints(Options).items():
+            value = getattr(self, name)
+            if kind == tuple[str, ...] and isinstance(value, str):
+                value = listed(value)
+                object.__setattr__(self, name, value)
+            if kind is bool and not isinstance(value, bool):
+                raise BadInput(f"{option(name)} must be true or false, got {short(value)}")
+            if kind in (str, str | None) and not isinstance(value, kind):
+                raise BadInput(f"{option(name)} must be text, got {short(value)}")
+            if kind == tuple[str, ...] and not (isinstance(value, tuple) and all(isinstance(v, str) for v in value)):
+                raise BadInput(f"{option(name)} must be a list of texts")
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise BadInput(f"{option(name)} must be one of {', '.join(choices)}, got {short(getattr(self, name))}")
-        if not isinstance(self.model, str) or not self.model.strip():
-            raise BadInput("name a model with --model: lstm, gpt2-tiny, a folder, or a name on the model hub")
+        if not self.model.strip():
+            raise BadInput(NO_MODEL)
         for name in ("epochs", "batch_size", "microbatch", "log_every", "segments", "reserve"):
             check_count(option(name), getattr(self, name), high=10**7)
-        check_count("--max-length", self.max_length, low=2, high=10**6)
+        if self.max_length is not None:
+            check_count("--max-length", self.max_length, low=2, high=10**6)
         check_count("--vocabulary-size", self.vocabulary_size, low=260, high=10**7)
         check_count("--tuning-runs", self.tuning_runs, low=0, high=10**5)
         check_count("--seed", self.seed, low=0, high=2**62)
@@ -205,6 +218,11 @@ class Options:
             )
         if self.method == "jft" and self.phase1 == "noised" and self.phase1_noise is None:
             raise BadInput("--phase1 noised needs --phase1-noise: the noise multiplier of the first phase")
+        if self.tuning_runs and self.noise is None:
+            raise BadInput(
+                "--tuning-runs needs --noise, the noise that the earlier runs had: with --epsilon each run would be planned with more "
+                "noise than those before it had"
+            )
         if self.method == "jft" and self.tuning_runs:
             raise BadInput("--tuning-runs is not counted for jft, whose ledger has two phases; use crt, dpsgd or sdp")
 
@@ -225,9 +243,14 @@ class Options:
         if unknown:
             raise BadInput(f"unknown training option {unknown[0][:40]!r}; known are {', '.join(sorted(known))}")
         if "model" not in plain:
-            raise BadInput("the training options name no model")
+            raise BadInput(NO_MODEL)
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items()}
         return cls(**values)
+
+
+def listed(value: Any) -> Any:
+    """A text with commas, as on the command line, as a tuple; anything else as it is."""
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
 def option(name: str) -> str:

@@ -32,6 +32,7 @@ from ..accounting.ledger import GENESIS, Entry
 from ..accounting.papers import sdp_epsilon
 from ..dp import Plan
 from ..errors import BadInput, Refused
+from ..models.tokens import BUILT_IN
 from ..screening import Screened
 from . import byhand
 from .corpus import Source
@@ -71,8 +72,9 @@ class TrainingPlan:
     @property
     def public_is_public(self) -> bool:
         """Whether the guarantees leave the public part as it is: not where every record counts as private."""
+        # What people screened by hand is not what the policies flagged: the public part may hold secrets that they caught.
         return not (
-            self.options.method == "dpsgd" or (self.options.method == "jft" and self.options.phase1 == "noised")
+            self.options.method == "dpsgd" or (self.options.method == "jft" and self.options.phase1 != "direct")
         )
 
     def public_steps(self, phase: Phase) -> int:
@@ -98,7 +100,9 @@ class TrainingPlan:
             "model": self.options.model,
             "unit": self.setting.unit,
             "records": self.sizes["public"] + self.sizes["private"],
-            **{name: self.sizes[name] for name in ("public", "private", "validation")},
+            "public": self.sizes["public"] if self.public_is_public else 0,
+            "private": self.sizes["private"] + (0 if self.public_is_public else self.sizes["public"]),
+            "validation": self.sizes["validation"],
             "phases": [self._phase(phase) for phase in self.phases],
             "notes": list(self.notes),
             "cost": None if measured is None else dict(measured),
@@ -151,7 +155,14 @@ class TrainingPlan:
         spent += [event for phase, event in noisy.items() if phase == "tuning"]
         if not spent:
             return 0.0
-        return curve(spent, self.setting.adjacency, self.setting.k_missed).epsilon(self.options.delta)
+        delta = self.options.delta - bloom_cost(self.setting)
+        return curve(spent, self.setting.adjacency, self.setting.k_missed).epsilon(delta)
+
+    @property
+    def claim(self) -> str:
+        """What the ε of telemetry is about."""
+        setting = self.setting
+        return f"{setting.relation}, k={setting.k_missed}, unit {setting.unit}, {setting.sampler} sampling"
 
 
 def plan(
@@ -167,7 +178,7 @@ def plan(
     are the same for neighbouring corpora (guarantees §3), and on nothing else. The plan's ε is that of its certificate.
     """
     screened = screened if isinstance(screened, Screened) else Screened.open(screened)
-    options = options or Options(**choices)
+    options = options or Options.from_plain(choices)
     phases = METHODS[options.method](options)
     sizes, notes = _sizes(screened, options)
     _check_parts(screened, options, sizes)
@@ -210,18 +221,44 @@ def _check_parts(screened: Screened, options: Options, sizes: dict[str, int]) ->
                 f"{screened.folder} holds no labels to classify by; screen the corpus again with --label-field"
             )
     if not sizes["public"] + sizes["private"]:
-        raise BadInput(f"{screened.folder} holds no record to train on; screen a larger corpus")
+        raise BadInput(
+            f"{screened.folder} holds no record to train on; screen a larger corpus, or hold out less with --validation-share"
+        )
+    if (options.keep == "best" or options.schedule == "anneal") and not (sizes["validation"] or options.validation):
+        raise BadInput(
+            "--keep best and --schedule anneal go by validation, and no public record is left for it; name outside text with --validation"
+        )
     if options.method in ("dpsgd", "jft") and screened.manifest["public_dedup"] != "off":
         raise Refused(
             f"{options.method} counts every record as private, but duplicates were removed from the public part: masking one secret "
             "there may bring others back; screen again with --public-dedup off"
+        )
+    facts = screened.manifest["certificate"]
+    if (
+        options.method in ("sdp", "anonymized")
+        and screened.manifest["order"] == "dedup-redact"
+        and facts["dedup"] != "off"
+    ):
+        raise Refused(
+            f"in the order dedup-redact the policy never saw the records that are duplicates: {options.method} would take all of their "
+            "text for public; screen again with --order redact-dedup"
+        )
+    if options.method == "jft" and facts["units_per_record"] == "several" and facts["conservative"] != "everything":
+        raise Refused(
+            "jft counts every record as private, but masking a secret in a public record would bring all its units into the dedup of "
+            "the private part; screen again without --dedup-unit, or with --conservative everything"
+        )
+    if options.method == "jft" and options.phase1 != "noised" and facts["group_records"] > 1:
+        raise Refused(
+            "the policy reads whole documents: a secret that it caught may decide how other records are redacted, which phase 1 "
+            "trains on without noise; screen with --context record, or use --phase1 noised"
         )
     if options.method == "sdp" and not sizes["private"]:
         raise BadInput("sdp needs private tokens, but the policies flagged nothing; screen with another policy")
 
 
 def _setting(screened: Screened, options: Options, sizes: dict[str, int], phases: tuple[Phase, ...]) -> Setting:
-    """What the certificate will assume; `vocabulary` is filled in by the run, before its ledger is made."""
+    """What the certificate will assume."""
     parts = next((phase.private.parts for phase in reversed(phases) if phase.private), ("public", "private"))
     choices: dict[str, Any] = {
         "method": options.method,
@@ -229,6 +266,7 @@ def _setting(screened: Screened, options: Options, sizes: dict[str, int], phases
         "private_records": max(1, sum(sizes[part] for part in parts)),
         "mask_records": options.mask_records if options.method == "crt" else "train",
         "sdp_variant": options.variant,
+        "vocabulary": vocabulary_kind(options),
         "jft_phase1": options.phase1,
         "subject": f"{options.method} of {options.model} on {screened.folder.name}",
     }
@@ -244,6 +282,14 @@ def _setting(screened: Screened, options: Options, sizes: dict[str, int], phases
             "bloom_delta": 0.0,
         }
     return screened.setting(**choices)
+
+
+def vocabulary_kind(options: Options) -> str:
+    """Where the vocabulary will come from."""
+    if options.vocabulary_from is not None:
+        return "external"
+    built_in = options.model.partition(":")[0] in BUILT_IN
+    return "public" if built_in and options.tokenizer is None else "pretrained"
 
 
 def _private_plans(made: TrainingPlan, noises: Mapping[str, float]) -> dict[str, Plan]:
@@ -278,7 +324,7 @@ def _noise(made: TrainingPlan, phase: Phase, rate: float, steps: int, earlier: l
     options, setting = made.options, made.setting
     assert options.epsilon is not None
     assert options.delta is not None
-    delta = options.delta - (setting.bloom_delta if setting.dedup == "bloom" else 0.0)
+    delta = options.delta - bloom_cost(setting)
     if delta <= 0:
         raise Refused(
             f"the Bloom filter's false positives alone may cost delta {setting.bloom_delta:g}, of {options.delta:g} in all; "
@@ -299,6 +345,12 @@ def _noise(made: TrainingPlan, phase: Phase, rate: float, steps: int, earlier: l
         ).noise_multiplier  # fmt: skip
     except BadInput as error:
         raise Refused(f"{error}. {_nearest(made, lambda noise: [*earlier, *events(noise)], delta, rate)}") from None
+
+
+def bloom_cost(setting: Setting) -> float:
+    """What a Bloom filter takes of δ for the k records of one secret, as the certificate counts it."""
+    records, k = setting.private_records, setting.k_missed
+    return setting.bloom_delta * (records + k) / (records + 1) if setting.dedup == "bloom" else 0.0
 
 
 def _events(made: TrainingPlan, phase: Phase, rate: float, steps: int) -> Callable[[float], list[Event]]:

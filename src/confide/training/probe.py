@@ -13,14 +13,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..dp import Plan, PrivateGradients
 from ..dp.memory import keep_memory
-from .corpus import Encoder, TokenFile, Tokens, examples
+from .corpus import Encoder, Source, TokenFile, Tokens, examples
 from .optim import make_optimizer
-from .phases import Phase
+from .phases import Phase, Slot
 from .planning import TrainingPlan
-from .run import Prepared, new_model, new_tokenizer
+from .run import Prepared, Stream, new_model, new_tokenizer
+from .selective import Selective
 from .steps import PublicGradients, autocast, count_targets
 
 SAMPLE = 1024  # records of which lengths are taken
@@ -44,7 +46,7 @@ def probe(plan: TrainingPlan) -> dict[str, Any]:
             public, private = plan.public_steps(phase) * phase.epochs, plan.private_steps(phase)
             times = {
                 "public_step": _public(prepared, tokens, optimizer) if public else 0.0,
-                "private_step": _private(prepared, tokens, optimizer, plan.private[phase.name]) if private else 0.0,
+                "private_step": _noised(prepared, tokens, optimizer, phase) if private else 0.0,
             }
             seconds += public * times["public_step"] + private * times["private_step"]
             found.append({"phase": phase.name, **times})
@@ -52,20 +54,26 @@ def probe(plan: TrainingPlan) -> dict[str, Any]:
 
 
 def _alike(plan: TrainingPlan, phase: Phase, encoder: Encoder) -> list[Tokens]:
-    """Records of random tokens, as long as the first ones of the phase's text."""
-    source = phase.private or phase.public
-    assert source is not None
+    """Records of random tokens, as long as the first ones of the phase's text; where S-DP cuts, with their private places."""
+    source = next((one for one in (phase.private, phase.public) if one is not None and plan.records(one)), None)
+    if source is None:
+        return []  # nothing is flagged, or all is held out: the phase has no step
     coins = np.random.default_rng(0)
-    lengths = [
-        len(record.ids)
-        for some in islice(examples(plan.screened, source, encoder, SAMPLE), 1)
-        for record in encoder.encode(some)
-    ]
+    shapes: list[NDArray[np.bool_]] = []
+    # As many records of each part as the phase has: those of the private part are longer, and only they hold secrets.
+    for part in filter(plan.sizes.get, source.parts):
+        share = -(-SAMPLE * plan.sizes[part] // plan.records(source))
+        found = [
+            record.private
+            for some in islice(examples(plan.screened, Source((part,), source.view), encoder, SAMPLE), 1)
+            for record in encoder.encode(some)
+        ]
+        shapes += [found[n] for n in coins.integers(len(found), size=share)] if found else []
     high = len(encoder.tokenizer)
-    drawn = coins.choice(lengths, SAMPLE)
     label = 0 if encoder.task == "classify" else -1
     return [
-        Tokens(coins.integers(high, size=n, dtype=np.int32), np.arange(n) > 0, np.zeros(n, bool), label) for n in drawn
+        Tokens(coins.integers(high, size=len(shape), dtype=np.int32), np.arange(len(shape)) > 0, shape, label)
+        for shape in (shapes[n] for n in coins.integers(len(shapes), size=SAMPLE))
     ]
 
 
@@ -84,6 +92,29 @@ def _public(prepared: Prepared, tokens: TokenFile, optimizer: torch.optim.Optimi
             gradients.backward(batch, max(1, count_targets(batch, options.task)))
 
     return -(-options.batch_size // size) * _seconds(step) + _seconds(optimizer.step)
+
+
+def _noised(prepared: Prepared, tokens: TokenFile, optimizer: torch.optim.Optimizer, phase: Phase) -> float:
+    plan = prepared.plan.private[phase.name]
+    if phase.whole_segments:
+        return _selective(prepared, tokens, optimizer, phase)
+    return _private(prepared, tokens, optimizer, plan)
+
+
+def _selective(prepared: Prepared, tokens: TokenFile, optimizer: torch.optim.Optimizer, phase: Phase) -> float:
+    """A whole batch of the paper's variant, by the code that trains.
+
+    One step of it is up to 2·segments + 1 updates, one after another, as many as the record of the batch with the most
+    segments has. So neither one release nor a smaller batch tells what it costs.
+    """
+    count = prepared.plan.records(phase.private)
+    rows = np.resize(np.arange(len(tokens)), count)
+    stream = Stream(tokens, rows, tokens.lengths[rows], prepared.tokenizer.pad_token_id, prepared.device)
+    steps = Selective(prepared.plan, phase, prepared, stream, optimizer)
+    try:
+        return _seconds(lambda: steps.step(Slot(0, 0, "private", 0), lambda slot: 0.0))
+    finally:
+        steps.gradients.detach()
 
 
 def _private(prepared: Prepared, tokens: TokenFile, optimizer: torch.optim.Optimizer, plan: Plan) -> float:

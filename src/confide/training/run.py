@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import json
 import os
 import shutil
@@ -21,18 +21,19 @@ from torch import Tensor
 from .. import __version__
 from ..accounting import LedgerWriter, issue, read_ledger, write
 from ..errors import BadInput, ConfideError, Refused
-from ..models import Lora, add_placeholders, build, load_tokenizer, load_trained, prepare, save
-from ..models.tokens import pretrained
+from ..models import Lora, add_placeholders, build, load_tokenizer, load_trained, longest, prepare, save
+from ..models.tokens import BUILT_IN, pretrained
 from ..rundir import new_folder
 from . import byhand, processes, sdp, selective
 from .corpus import Encoder, Example, Source, TokenFile, fingerprint, tokenise
 from .holdout import split_rows
-from .options import Options, option
+from .options import Options, listed, option
 from .phases import Phase
 from .planning import TrainingPlan, plan
 from .validation import outside
 
 CONFIG, LEDGER, CHECKPOINTS, TOKENS = "config.yaml", "ledger.jsonl", "checkpoints", "screened"
+DEFAULT_LENGTH = 256
 Tick = Callable[[int], object]
 
 
@@ -61,11 +62,16 @@ class Run:
         """What became of the run, in public numbers."""
         config = yaml.safe_load((self.folder / CONFIG).read_text(encoding="utf-8"))
         certificate, lines = self.certificate, self.telemetry()
-        validated = [line for line in lines if "validation_loss" in line]
+        validated = [line for line in lines if line.get("validation_loss") is not None]
+        if config["options"]["keep"] == "best":
+            phase = [line for line in validated if line["phase"] == validated[-1]["phase"]]
+            validated = sorted(phase, key=lambda line: -float(line["validation_loss"]))
         found: dict[str, Any] = {
             "run": str(self.folder),
             "model": str(self.folder / "model"),
             "method": config["options"]["method"],
+            "task": config["options"]["task"],
+            "validated_on": "all records" if config["options"]["validate_on"] == "all" else "public records",
             "validation_loss": validated[-1]["validation_loss"] if validated else None,
             "validation_accuracy": validated[-1]["validation_accuracy"] if validated else None,
             "certificate": None if certificate is None else str(self.folder / "certificate.json"),
@@ -127,6 +133,11 @@ class Prepared:
         if self.ledger is not None:
             self.ledger.close()
 
+    @property
+    def max_length(self) -> int:
+        """Tokens of a record: as many as asked for, or as the model sees, at most 256."""
+        return self.plan.options.max_length or min(DEFAULT_LENGTH, longest(self.model) or DEFAULT_LENGTH)
+
     def streams(self, phase: Phase) -> tuple[Stream, Stream]:
         """The records of a phase that are trained on without noise, and those with noise."""
         public = self._by_hand(phase) if phase.by_hand else self._read(phase, phase.public, sdp.public_pieces)
@@ -152,7 +163,7 @@ class Prepared:
         options = self.plan.options
         return Encoder(
             tokenizer=self.tokenizer,
-            max_length=options.max_length,
+            max_length=self.max_length,
             task=options.task,  # type: ignore[arg-type]
             ignore_mask=phase is not None and phase.ignore_mask,
             drop_masked=phase is not None and phase.drop_masked,
@@ -206,8 +217,23 @@ def prepare_run(plan: TrainingPlan, folder: Path, resume: bool, tick: Tick) -> P
         tokenizer, kind, placeholders = new_tokenizer(plan)
     model, device = new_model(plan, tokenizer)
     prepared = Prepared(plan, folder, model, tokenizer, placeholders, device, resumed=resume, tick=tick)
+    _refuse_turns(prepared)
     processes.shared(lambda: _start(prepared, kind, resume))
     return prepared
+
+
+def _refuse_turns(prepared: Prepared) -> None:
+    """Raise where the roles of a chat's raw text can be known only from its screened text, which other records have a say in."""
+    plan = prepared.plan
+    raw = any(
+        source is not None and source.view == "raw" for phase in plan.phases for source in (phase.public, phase.private)
+    )
+    others = plan.screened.manifest["dedup"] != "off" or plan.screened.manifest["context"] == "group"
+    if plan.options.private and raw and others and prepared.encoder(None).reads_turns:
+        raise Refused(
+            f"{plan.options.method} reads chats as they were, with their roles, but dedup (or a policy that reads whole documents) let other "
+            "records decide where the roles are; screen again with --dedup off and --context record"
+        )
 
 
 def _check_folder(folder: Path, resume: bool) -> None:
@@ -226,11 +252,11 @@ def new_model(plan: TrainingPlan, tokenizer: Any) -> tuple[Any, torch.device]:
         options.model,
         tokenizer,
         task=options.task,
-        classes=len(options.classes) or None,
+        classes=options.classes or None,
         lora=None if options.lora is None else Lora(rank=options.lora, alpha=2 * options.lora),
         from_scratch=options.from_scratch,
         seed=options.seed,
-        max_length=options.max_length,
+        max_length=options.max_length or (DEFAULT_LENGTH if options.model.partition(":")[0] in BUILT_IN else None),
         dropout=options.dropout,
     )
     if (
@@ -240,7 +266,21 @@ def new_model(plan: TrainingPlan, tokenizer: Any) -> tuple[Any, torch.device]:
     ):
         raise BadInput("--precision bf16 does not run for an LSTM on a CPU; leave it out")
     selective.check(options, model)
+    _refuse_own_weights(plan)
     return model.to(device), device
+
+
+def _refuse_own_weights(plan: TrainingPlan) -> None:
+    """Raise if a run on these very records made the weights or the vocabulary: this run's ledger would not count it."""
+    for name in ("model", "tokenizer"):
+        config = Path(str(getattr(plan.options, name))).expanduser().resolve().parent / CONFIG
+        if plan.options.private and config.is_file():
+            with contextlib.suppress(yaml.YAMLError, OSError, UnicodeDecodeError, AttributeError):
+                if yaml.safe_load(config.read_text(encoding="utf-8")).get("digest") == plan.screened.manifest["digest"]:
+                    raise Refused(
+                        f"--{name} comes from a run on these very records, which this run's ledger does not count; start from a model "
+                        "that has not seen them"
+                    )
 
 
 def new_tokenizer(plan: TrainingPlan) -> tuple[Any, str, dict[str, int]]:
@@ -288,7 +328,22 @@ def _start(prepared: Prepared, kind: str, resume: bool) -> None:
         except OSError as error:
             shutil.rmtree(draft, ignore_errors=True)
             raise ConfideError(f"cannot write {folder}: {error.strerror or error}; nothing was trained") from None
+    if resume:
+        _refuse_another_run(prepared)
     prepared.ledger = LedgerWriter.resume(folder / LEDGER) if plan.planned else None
+
+
+def _refuse_another_run(prepared: Prepared) -> None:
+    """Raise unless the ledger was begun for this very plan: its first line is what the certificate will be about."""
+    path, plan = prepared.folder / LEDGER, prepared.plan
+    if not path.exists() and not plan.planned:
+        return
+    ledger = read_ledger(path)
+    if (ledger.planned, ledger.setting) != (plan.planned, plan.setting.to_plain()):
+        raise Refused(
+            f"the ledger {path} was begun for another plan or setting than {prepared.folder / CONFIG} now says: its certificate would be "
+            "about something else than what is trained; bring back the configuration, or start a new run"
+        )
 
 
 def _begin(prepared: Prepared, folder: Path, kind: str) -> None:
@@ -305,8 +360,8 @@ def _begin(prepared: Prepared, folder: Path, kind: str) -> None:
     }
     (folder / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     if plan.planned:
-        setting = dataclasses.replace(plan.setting, vocabulary=kind)
-        with LedgerWriter.create(folder / LEDGER, setting.to_plain(), plan.planned) as ledger:
+        assert kind == plan.setting.vocabulary
+        with LedgerWriter.create(folder / LEDGER, plan.setting.to_plain(), plan.planned) as ledger:
             for phase, event in plan.planned:
                 if phase == "tuning":
                     ledger.append(event, phase)
@@ -321,8 +376,10 @@ def plan_of(
         config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
         options = _options(folder, config["options"])
         for name, value in (choices or {}).items():
-            if getattr(options, name) != value:
-                raise BadInput(f"{folder} was started with another {option(name)}; resume it without that option")
+            if getattr(options, name) != (listed(value) if isinstance(getattr(options, name), tuple) else value):
+                raise BadInput(
+                    f"{folder} was started with another {option(name)}; go on with that one, or start a new run elsewhere"
+                )
         made = plan(screened or config["screened"], options, noises=config["noise"])
     except OSError:
         raise BadInput(f"there is nothing to resume: {folder} holds no {CONFIG}") from None

@@ -136,8 +136,6 @@ class Selective:
             if self._ledger is not None:
                 self._ledger.append(with_count(self._event, 1), self._name)
             self._paid = slot.epoch + 1
-        # Dropout's coins may be known: the batch is public, and clipping bounds a record's gradient whatever they are.
-        torch.manual_seed(int(np.random.default_rng([self._options.seed, slot.phase, slot.step]).integers(2**62)))
         self._model.train()
         numbers = self._batch_of(slot)
         records = [self._stream.tokens[int(row)] for row in self._stream.rows[numbers]]
@@ -152,6 +150,11 @@ class Selective:
             )
             if not len(rows):
                 continue
+            # Dropout's coins may be known: the batch is public, and clipping bounds a record's gradient whatever they are. But
+            # they are set anew for each segment: how many coins a private one used must not move those of the next.
+            torch.manual_seed(
+                int(np.random.default_rng([self._options.seed, slot.phase, slot.step, at]).integers(2**62))
+            )
             chosen = [(records[row], cuts[row][at]) for row in rows]
             if at % 2:
                 self._private(numbers[rows], rows, chosen, state, rate(slot))

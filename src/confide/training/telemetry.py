@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ ALLOWED = frozenset(
     {
         "phase", "epoch", "slot", "public_step", "private_step", "learning_rate", "private_learning_rate", "public_loss",
         "noised_gradient_norm", "validation_loss", "validation_accuracy", "epsilon", "delta",
+        "epsilon_of",
     }
 )  # fmt: skip
 
@@ -37,6 +39,7 @@ class Telemetry:
         self._board = None if board is None else _board(board)
 
     def write(self, **values: Any) -> None:
+        values = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
         unknown = values.keys() - ALLOWED
         if unknown:
             raise AssertionError(f"telemetry may not hold {sorted(unknown)}")

@@ -119,7 +119,7 @@ def outside(
     if not everything and names[1] == "everything":
         raise BadInput(
             "the corpus was screened with --conservative everything, which flags every record, so that none is left to "
-            "validate on. Validate on all records as they are with --validate-on all (everything=True): their secrets, "
+            "validate on. Validate on all records as they are with --validate-on all: their secrets, "
             "found or missed, then show in the perplexities, which no certificate covers. Or screen with a conservative "
             "policy such as allowlist"
         )
@@ -134,7 +134,7 @@ def outside(
     if not held and seen:
         raise BadInput(
             f"the policies flag each of the {seen} validation records, so that none is left. Name a larger corpus, or "
-            "validate on all records as they are with --validate-on all (everything=True): their secrets then show in "
+            "validate on all records as they are with --validate-on all: their secrets then show in "
             "the perplexities, which no certificate covers"
         )
     if not held:
