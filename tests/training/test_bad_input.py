@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from confide.cli import main
+from confide.errors import BadInput
 from confide.screening import Screened
-from confide.training import checkpoints, make_plan, train_plan
+from confide.training import Options, checkpoints, make_plan, train_plan
 
 LSTM = "lstm:hidden_size=16,embedding_size=16"
 
