@@ -75,7 +75,7 @@ class Source:
 def examples(screened: Screened, source: Source, encoder: Encoder, rows: int = ROWS) -> Iterator[list[Example]]:
     """The records of a source in their order, some at a time."""
     if encoder.assistant_only and source.view == "segments":
-        raise BadInput("S-DP tells tokens apart by the policy, not by roles: leave assistant_only out")
+        raise BadInput("S-DP tells tokens apart by the policy, not by roles: leave --assistant-only out")
     for part in source.parts:
         columns = source.columns(part, encoder)
         _has(screened, part, columns)
