@@ -546,10 +546,10 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         else:  # the message may quote private text
             code, message = 1, f"{_place(error)}; this is a mistake in confide (CONFIDE_DEBUG=1 shows more)"
-    leads = os.environ.get("RANK", "0") == "0"  # of several processes one speaks
-    if code and message and leads:
+    leads = os.environ.get("RANK", "0") == "0"  # of several processes one speaks, if all have the same to say
+    if code and message and (leads or code == 1):
         line = " ".join(message.split())
-        if "--json" in arguments:
+        if "--json" in arguments and leads:
             _answer({"error": line, "exit_code": code, **more})
         typer.echo(f"confide: {line}", err=True)
     raise SystemExit(code)

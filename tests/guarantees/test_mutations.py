@@ -182,9 +182,33 @@ MISTAKES = {
     ),
     "dedup that compares before redaction": (
         "screening/batches.py",
-        "self._digests(treated.text, treated.units) if self._compared[private] else None",
-        "self._digests(record.text, [(0, len(record.text))]) if self._compared[private] else None",
+        "self._digests(treated.text, treated.units, treated.turns, row.label) if self._compared[private] else None",
+        "self._digests(record.text, [(0, len(record.text))], (), None) if self._compared[private] else None",
         "guarantees/test_devil_in_the_details.py::test_one_mask_for_duplicates_and_secrets_alike",
+    ),
+    "dedup that looks at the text alone": (
+        "screening/batches.py",
+        "if self.options.dedup_unit is None and (turns or label is not None):",
+        "if False:",
+        "training/test_neighbours.py::test_a_label_does_not_show_which_copy_was_blanked",
+    ),
+    "holding out by the part that a record is in": (
+        "training/holdout.py",
+        "_place(group) < share * 2**64 for group in groups",
+        "part == 'public' and _place(group) < share * 2**64 for group in groups",
+        "training/test_neighbours.py::test_a_record_that_is_held_out_stays_out_whatever_part_it_is_in",
+    ),
+    "a run that is resumed as another": (
+        "training/run.py",
+        "if (ledger.planned, ledger.setting) != (plan.planned, plan.setting.to_plain()):",
+        "if False:",
+        "training/test_neighbours.py::test_a_run_is_not_resumed_as_another",
+    ),
+    "dropout's coins that private steps move": (
+        "training/loop.py",
+        "torch.manual_seed(_mixed(options.seed, slot.phase, slot.step))",
+        "torch.manual_seed(0) if slot.step == 0 else None",
+        "training/test_replay.py::test_a_run_is_a_function_of_released_gradients_and_public_records",
     ),
     "duplicates that lose their slot": (
         "screening/pipeline.py",

@@ -186,3 +186,18 @@ def test_what_sdp_promises_is_called_selective(screened, small):
     found = make_plan(screened, **small(method="sdp")).summary()
     assert found["adjacency"] == "selective"
     assert "must not be compared" in found["guarantees"][0]["sentence"]
+
+
+def test_a_record_that_is_held_out_stays_out_whatever_part_it_is_in(screen_texts, small):
+    """Masking a secret in a public record makes it private: to dpsgd as many records train as before, and the same."""
+    texts = ["the parcel was sent to you last week"] * 16
+    sizes = set()
+    for flagged in range(16):
+        changed = [text if i != flagged else f"{text} 7" for i, text in enumerate(texts)]
+        plan = make_plan(
+            screen_texts(changed, "digits", "digits"),
+            **small(method="dpsgd", validation_share=0.5, private_batch_size=2),
+        )
+        assert plan.screened.manifest["private"] == 1
+        sizes.add((plan.sizes["public"] + plan.sizes["private"], plan.private["train"]))
+    assert len(sizes) == 1
