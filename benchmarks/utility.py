@@ -25,23 +25,23 @@ MISSED = 0.1
 DELTA = 8e-5
 COMMON: dict[str, Any] = {"model": "lstm", "vocabulary_size": 2048, "max_length": 256, "microbatch": 64, "warmup": 0.05}
 PUBLIC: dict[str, Any] = {"schedule": "cosine", "learning_rate": 4e-3, "batch_size": 64}
-NOISED: dict[str, Any] = {"delta": DELTA, "private_batch_size": 512, "private_schedule": "linear"}
+NOISED: dict[str, Any] = {"delta": DELTA, "private_batch_size": 512, "private_schedule": "linear", "clip_norm": 0.05}
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {  # name: (records, options)
     "plain": ("document", {**PUBLIC, "method": "plain", "epochs": 8}),
     "crt-turn": (
         "turn",
         {**PUBLIC, **NOISED, "method": "crt", "epsilon": 2.5, "epochs": 6, "batch_size": 128, "microbatch": 128,
-         "learning_rate": 3e-3, "private_batch_size": 2048, "private_learning_rate": 2e-3, "warmup": 0.02},
+         "learning_rate": 3e-3, "private_batch_size": 2048, "private_learning_rate": 2e-3, "warmup": 0.02, "clip_norm": 1.0},
     ),
     "public-turns": ("public-turns", {**PUBLIC, "method": "plain", "epochs": 3, "batch_size": 128, "microbatch": 128}),
     "crt": (
         "document",
-        {**NOISED, "method": "crt", "epsilon": 2.5, "epochs": 5, "learning_rate": 2e-3, "model": "public-turns"},
+        {**NOISED, "method": "crt", "epsilon": 2.5, "epochs": 4, "learning_rate": 8e-3, "model": "public-turns"},
     ),
-    "dpsgd": ("document", {**NOISED, "method": "dpsgd", "epsilon": 2.74, "epochs": 5, "learning_rate": 8e-3}),
+    "dpsgd": ("document", {**NOISED, "method": "dpsgd", "epsilon": 2.74, "epochs": 5, "learning_rate": 5e-3}),
     "jft": (
         "document",
-        {**NOISED, **PUBLIC, "method": "jft", "epsilon": 2.74, "epochs": 4, "phase1_epochs": 3, "private_learning_rate": 2e-3},
+        {**NOISED, **PUBLIC, "method": "jft", "epsilon": 2.74, "epochs": 3, "phase1_epochs": 2, "private_learning_rate": 1e-3},
     ),
 }  # fmt: skip
 
