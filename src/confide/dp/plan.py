@@ -141,7 +141,7 @@ class Plan:
         part = own_part(part)
         if part[0] > 0 and ledger is not None:
             raise BadInput(f"rank {part[0]} was given a ledger: only rank 0 writes it; pass None on the other ranks")
-        left = _agreed(part, lambda: self.steps if ledger is None else self._left(ledger, phase))
+        left: int = agreed(part, lambda: self.steps if ledger is None else self._left(ledger, phase))
         draws = sampler_for(self.sampler, self.records, self.sampling_rate, part)
         return self._run(ledger, phase, reserve, part, left, draws)
 
@@ -211,20 +211,20 @@ def own_part(part: tuple[int, int] | None = None) -> tuple[int, int]:
     return check_part(part)
 
 
-def _agreed(part: tuple[int, int], left: Callable[[], int]) -> int:
-    """Rank 0's number of steps, or its refusal, on every rank."""
+def agreed(part: tuple[int, int], make: Callable[[], Any]) -> Any:
+    """What rank 0 makes, or its refusal, on every rank."""
     if part[1] == 1 or not (dist.is_available() and dist.is_initialized()):
-        return left()
+        return make()
     said: list[Any] = [None, None]
     if part[0] == 0:
         try:
-            said = [left(), None]
+            said = [make(), None]
         except ConfideError as error:
             said = [None, error]
     dist.broadcast_object_list(said, src=0)
     if said[1] is not None:
         raise said[1]
-    return int(said[0])
+    return said[0]
 
 
 class Step(Secretive):

@@ -172,13 +172,13 @@ def finish(folder: Path, out: Path) -> None:
     shutil.rmtree(folder / "work", ignore_errors=True)
     (folder / "lock").unlink(missing_ok=True)
     for path in (folder / "public", folder / "private", folder):
-        _sync(path)
+        sync_folder(path)
     os.rename(folder, out)
     (out / "plan.json").unlink()
-    _sync(out.parent)
+    sync_folder(out.parent)
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

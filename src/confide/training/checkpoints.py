@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 
 from ..accounting.ledger import canonical, head_at
 from ..errors import BadInput, ConfideError, Contradiction
+from ..screening.output import sync_folder
 
 FORMAT = 1
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -101,7 +102,7 @@ def save(
         _write_tensors(partial / OPTIMIZER, moments)
         body["files"] = {name: _digest(partial / name) for name in (MODEL, OPTIMIZER)}
         _write_text(partial / STATE, canonical({**body, "hash": _hash(body)}))
-        _sync(partial)
+        sync_folder(partial)
         _put_in_place(partial, path)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -333,7 +334,7 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
             plain[name] = tensor.clone()
     save_file(plain, path)  # without metadata, whose order in the file is not fixed
     path.chmod(0o600)
-    _sync(path)
+    sync_folder(path)
 
 
 def _load(path: Path) -> dict[str, Tensor]:
@@ -362,7 +363,7 @@ def _digest(path: Path) -> str:
 def _make_private(folder: Path) -> None:
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
-        _sync(folder.parent)
+        sync_folder(folder.parent)
 
 
 def _put_in_place(partial: Path, path: Path) -> None:
@@ -373,16 +374,8 @@ def _put_in_place(partial: Path, path: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
         os.rename(path, aside)
     os.rename(partial, path)
-    _sync(path.parent)
+    sync_folder(path.parent)
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _all(folder: Path) -> Iterator[tuple[tuple[int, bool], Path]]:

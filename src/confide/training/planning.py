@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -185,8 +185,7 @@ def plan(
     setting = _setting(screened, options, sizes, phases)
     made = TrainingPlan(screened, options, phases, {}, setting, (), sizes, tuple(notes))
     private = _private_plans(made, noises or {})
-    planned = _planned(made, private)
-    return TrainingPlan(screened, options, phases, private, setting, planned, sizes, tuple(notes))
+    return replace(made, private=private, planned=_planned(made, private))
 
 
 def _sizes(screened: Screened, options: Options) -> tuple[dict[str, int], list[str]]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..dp.plan import agreed
 from ..errors import ConfideError
 
 PATIENCE = timedelta(minutes=30)  # for the other processes: a step of a large model takes long
@@ -60,18 +61,7 @@ def _lost(error: RuntimeError) -> bool:
 
 def shared(make: Callable[[], Any]) -> Any:
     """What rank 0 makes, in every process; its error, too."""
-    if world() == 1:
-        return make()
-    said: list[Any] = [None, None]
-    if rank() == 0:
-        try:
-            said = [make(), None]
-        except ConfideError as error:
-            said = [None, error]
-    dist.broadcast_object_list(said, src=0)
-    if said[1] is not None:
-        raise said[1]
-    return said[0]
+    return agreed((rank(), world()), make)
 
 
 def total(value: torch.Tensor) -> torch.Tensor:
