@@ -435,6 +435,122 @@ def _training_progress(console: Console, shown: bool) -> Progress:
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
+def attack(
+    run: Annotated[Path | None, typer.Argument(help="A finished run of `confide train`.")] = None,
+    only: Annotated[str | None, typer.Option(help="Some of exposure, membership, extraction, audit; with commas.")] = None,
+    samples: Annotated[int, typer.Option(help="Records, secrets and generated texts that are looked at, at most.")] = 1000,
+    secrets: Annotated[
+        str | None, typer.Option(metavar="POLICY", help="What the secrets are, if not what screening found.")
+    ] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="A run or model with the same tokenizer that never saw the private part.")
+    ] = None,
+    held_out: Annotated[
+        Path | None, typer.Option(help="Non-members: a corpus that `confide screen` treated in the same way.")
+    ] = None,
+    papers: Annotated[bool, typer.Option("--papers", help="The papers' own protocols besides, labelled.")] = False,
+    white_box: Annotated[
+        bool, typer.Option("--white-box", help="Audit the engine, too: gradient canaries at the run's rate and noise.")
+    ] = False,
+    guesses: Annotated[int | None, typer.Option(help="Guesses of the audit, fixed before it looks.")] = None,
+    also: Annotated[
+        list[Path] | None, typer.Option(help="More runs, with coins of their own, for a stronger audit.")
+    ] = None,
+    model: Annotated[Path | None, typer.Option(help="In place of a run: the folder of a Hugging Face model.")] = None,
+    canaries: Annotated[
+        Path | None, typer.Option(help="With --model: what was planted (canaries.json; see `confide canaries`).")
+    ] = None,
+    members: Annotated[Path | None, typer.Option(help="With --model: texts that it was trained on.")] = None,
+    others: Annotated[Path | None, typer.Option(help="With --model: texts of the same kind that it never saw.")] = None,
+    claimed_epsilon: Annotated[
+        float | None, typer.Option(help="With --model: hold the audit against this epsilon, for one record.")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="With --model: the delta of that claim.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same attack.")] = None,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print extracted secrets to this terminal, and nowhere else. SENSITIVE.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Attack a model: exposure, membership, extraction, and an audited lower bound on epsilon. Exit code 3 if it
+    contradicts the certificate.
+
+    Example: confide attack run
+    """
+    from .attacks import attack as attack_run
+    from .attacks import attack_model
+    from .attacks.output import show_attacks
+
+    console = Console()
+    if show and as_json:
+        raise BadInput("--show prints secrets to a terminal; leave it out with --json")
+    if (run is None) == (model is None):
+        raise BadInput("name a run to attack, or another model with --model DIR")
+    foreign = {"--canaries": canaries, "--members": members, "--others": others, "--claimed-epsilon": claimed_epsilon, "--delta": delta}
+    own = {"--secrets": secrets, "--held-out": held_out, "--white-box": white_box or None, "--also": also or None, "--papers": papers or None}
+    for name, value in (foreign if model is None else own).items():
+        if value is not None:
+            raise BadInput(f"{name} goes with {'--model DIR' if model is None else 'a run'}")
+    with _training_progress(Console(stderr=True), sys.stderr.isatty() and not show) as progress:
+        common: dict[str, Any] = {
+            "samples": samples, "guesses": guesses, "seed": seed,
+            "reference": None if reference is None else str(reference),
+            "progress": functools.partial(_attack_task, progress),
+            **({} if only is None else {"only": tuple(part.strip() for part in only.split(",") if part.strip())}),
+        }  # fmt: skip
+        try:
+            if model is None:
+                found = attack_run(
+                    run, secrets=secrets, held_out=None if held_out is None else str(held_out), papers=papers, white_box=white_box,
+                    also=tuple(map(str, also or ())), show=_shown(console) if show else None, **common,
+                )  # fmt: skip
+            else:
+                found = attack_model(
+                    model, canaries, members=members, others=others, epsilon=claimed_epsilon, delta=delta, **common
+                )  # fmt: skip
+        except Contradiction as error:
+            if error.found is not None and not as_json:
+                show_attacks(console, error.found)
+            raise
+    if as_json:
+        _answer(found)
+        return
+    show_attacks(console, found)
+    if run is not None:
+        console.print(f"\nin {run / 'attacks.json'} (SENSITIVE)", markup=False, highlight=False)
+
+
+def _attack_task(progress: Progress, name: str, total: int | None) -> Callable[[int], object]:
+    task = progress.add_task(name, total=total)
+    return lambda done: progress.advance(task, done)
+
+
+def _shown(console: Console) -> Callable[[str, str], object]:
+    from .terminal import printable
+
+    return lambda kind, secret: console.print(f"{kind}: {printable(secret)}", markup=False, highlight=False)
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+def canaries(
+    spec: Annotated[str, typer.Argument(help="crt, sdp, jft, audit, or audit,number=200,copies=2,format=…")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="A new folder.")] = Path("canaries"),
+    as_json: Json = False,
+) -> None:
+    """Invented secrets to plant in a corpus that another program trains on, for `confide attack --model DIR --canaries FOLDER`.
+
+    Example: confide canaries audit,number=200 -o canaries
+    """
+    from .screening.canaries import write_canaries
+
+    found = write_canaries(spec, out)
+    if as_json:
+        _answer(found)
+    else:
+        typer.echo(f"{found['texts']:,} texts to train on in {found['add']}; what was planted, and how the coins fell, is beside it")
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def generate(
     run: Annotated[Path, typer.Argument(help="A run, or the folder of a model.")],
     prompt: Annotated[str, typer.Argument(help="How the text begins.")] = "",

@@ -149,10 +149,25 @@ class Setting:
             )
         if self.dedup == "off":
             return "a value that occurs in r private records counts as k=r: every copy counts, since dedup is off"
-        factor = 2 if self.units_per_record == "several" and self.order == "redact-dedup" else 1
-        times = factor * self.max_copies
+        times = self._survivors
         each = "k=r" if times == 1 else f"k={times}r"
         return f"a value that survives dedup in r distinct units counts as {each}, however often they were repeated"
+
+    @property
+    def _survivors(self) -> int:
+        """Records that change for one unit that dedup has thinned out."""
+        return self.max_copies * (2 if self.units_per_record == "several" and self.order == "redact-dedup" else 1)
+
+    def k_repeated(self, copies: int) -> int:
+        """How many training records change when a missed value is masked in all its copies, which are the same unit.
+
+        *Formal guarantees.* An upper bound, as `repeats` says it: each copy counts where dedup is off or the policy looks
+        beyond a unit; else those that dedup leaves, and never fewer than one occurrence changes.
+        """
+        check_count("copies", copies)
+        if self.group_records > 1 or self.changed_units > 1 or self.dedup == "off":
+            return self.k_missed * copies
+        return max(self.k_missed, self._survivors)
 
     def to_plain(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -52,7 +52,7 @@ def load_tokenizer(
     if spec is not None:
         return prepare(pretrained(spec)), "pretrained"
     if external is not None:
-        return train_bpe(_texts(external), vocabulary_size, f"{external} holds no text"), "external"
+        return train_bpe(texts_of(external), vocabulary_size, f"{external} holds no text"), "external"
     if not built_in:
         return prepare(pretrained(model_spec)), "pretrained"
     nothing = (
@@ -62,7 +62,7 @@ def load_tokenizer(
     return train_bpe(public_texts() if public_texts else (), vocabulary_size, nothing), "public"
 
 
-def _texts(file: Path) -> Iterator[str]:
+def texts_of(file: Path) -> Iterator[str]:
     """The texts of an outside file, in any format that a corpus may have."""
     from .. import readers, records
 

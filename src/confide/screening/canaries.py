@@ -6,16 +6,19 @@ and the two files that attacks need: what was planted, and (apart from it) how t
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import secrets as entropy
 import string
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 from ..errors import BadInput
-from ..records import MARK, Record, Row, escape
+from ..records import MARK, Record, Row, escape, render
+from ..rundir import new_folder
 
 ALPHABETS = {"digits": string.digits, "letters": string.ascii_uppercase, "code": string.ascii_uppercase + string.digits}
 POLICIES = ("as-is", "missed", "found")
@@ -164,3 +167,21 @@ def canary_chunk(number: int, planted: dict[str, Any], coins: dict[str, Any]) ->
 def hide(record: Record, secret: str) -> Record:
     """The neighbour of a record in which the secret is masked: records and borders stay, as the audit needs (guarantees §8)."""
     return record._replace(text=record.text.replace(secret, MARK))
+
+
+def write_canaries(spec: str, folder: Path) -> dict[str, Any]:
+    """A new folder with canaries for a corpus that is not screened here: the texts to add to it, what they are, and the coins."""
+    from .output import write_private
+
+    planted, coins = plant(parse_canaries(spec))
+    new_folder(folder).chmod(0o700)
+    chunk = canary_chunk(0, planted, coins)
+    lines = []
+    for row in chunk.rows:
+        canary = chunk.planted[row.record.id]
+        record = row.record if canary.present else hide(row.record, canary.secret)
+        lines.append(json.dumps({"id": record.id, "text": render(record.text)}, ensure_ascii=False) + "\n")
+    for name, content in (("canaries.json", planted), ("coins.json", coins)):
+        write_private(folder / name, json.dumps(content, indent=1) + "\n")
+    write_private(folder / "canaries.jsonl", "".join(lines))
+    return {"canaries": len(planted["canaries"]), "space": planted["space"], "texts": len(lines), "add": str(folder / "canaries.jsonl")}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfideError
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from .planning import plan as make_plan
     from .probe import probe as probe_plan
     from .run import Run, plan_of
+
+NEEDED = ("torch", "transformers", "cryptography", "peft", "safetensors", "rapidfuzz")  # by the extra `train`
 
 __all__ = ["Options", "Run", "TrainingPlan", "make_plan", "plan_of", "probe_plan", "train_plan"]
 
@@ -28,14 +32,17 @@ _FROM = {
 
 def __getattr__(name: str) -> Any:
     """Load torch only when something is trained: the command line and the options need none of it."""
-    if name not in _FROM:
-        raise AttributeError(f"module 'confide.training' has no attribute {name!r}")
-    from importlib import import_module
+    return lazily(__name__, _FROM, name, "training")
 
-    module, attribute = _FROM[name]
+
+def lazily(package: str, found_in: Mapping[str, tuple[str, str]], name: str, doing: str) -> Any:
+    """A name of a package that needs torch, from the module that has it; what is missing is said with how to install it."""
+    if name not in found_in:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    module, attribute = found_in[name]
     try:
-        return getattr(import_module(f".{module}", __name__), attribute)
+        return getattr(import_module(f".{module}", package), attribute)
     except ModuleNotFoundError as error:
-        if error.name and error.name.split(".")[0] in ("torch", "transformers", "cryptography", "peft", "safetensors"):
-            raise ConfideError(f"training needs {error.name}: pip install 'confide[train]'") from None
+        if error.name and error.name.split(".")[0] in NEEDED:
+            raise ConfideError(f"{doing} needs {error.name}: pip install 'confide[train]'") from None
         raise

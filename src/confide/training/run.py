@@ -212,7 +212,7 @@ def prepare_run(plan: TrainingPlan, folder: Path, resume: bool, tick: Tick) -> P
     processes.shared(lambda: _check_folder(folder, resume))  # one looks, before one of them makes it
     if resume:
         tokenizer, kind = prepare(pretrained(str(folder / CHECKPOINTS / "tokenizer"))), ""
-        placeholders = _placeholders(plan, tokenizer)
+        placeholders = placeholders_of(plan, tokenizer)
     else:
         tokenizer, kind, placeholders = new_tokenizer(plan)
     model, device = new_model(plan, tokenizer)
@@ -300,13 +300,13 @@ def new_tokenizer(plan: TrainingPlan) -> tuple[Any, str, dict[str, int]]:
         )
     if options.special_tokens:
         tokenizer.add_tokens(list(options.special_tokens))
-    return tokenizer, kind, _placeholders(plan, tokenizer)
+    return tokenizer, kind, placeholders_of(plan, tokenizer)
 
 
-def _placeholders(plan: TrainingPlan, tokenizer: Any) -> dict[str, int]:
+def placeholders_of(plan: TrainingPlan, tokenizer: Any) -> dict[str, int]:
     """A token for each type of finding; only a baseline that promises nothing may read the types off the corpus."""
     return (
-        add_placeholders(tokenizer, plan.screened.manifest["findings"]) if plan.options.method == "anonymized" else {}
+        addplaceholders_of(tokenizer, plan.screened.manifest["findings"]) if plan.options.method == "anonymized" else {}
     )
 
 
