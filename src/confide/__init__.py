@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .accounting import verify as verify
+    from .attacks import attack as attack
     from .screening import screen as screen
     from .training import make_plan as plan
     from .training import train_plan as train
 
 __version__ = version("confide")
-__all__ = ["__version__", "plan", "screen", "train", "verify"]
+__all__ = ["__version__", "attack", "plan", "screen", "train", "verify"]
 
 _FROM = {
+    "attack": (".attacks", "attack"),
     "plan": (".training", "make_plan"),
     "screen": (".screening", "screen"),
     "train": (".training", "train_plan"),

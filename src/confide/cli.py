@@ -437,8 +437,12 @@ def _training_progress(console: Console, shown: bool) -> Progress:
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def attack(
     run: Annotated[Path | None, typer.Argument(help="A finished run of `confide train`.")] = None,
-    only: Annotated[str | None, typer.Option(help="Some of exposure, membership, extraction, audit; with commas.")] = None,
-    samples: Annotated[int, typer.Option(help="Records, secrets and generated texts that are looked at, at most.")] = 1000,
+    only: Annotated[
+        str | None, typer.Option(help="Some of exposure, membership, extraction, audit; with commas.")
+    ] = None,
+    samples: Annotated[
+        int, typer.Option(help="Records, secrets and generated texts that are looked at, at most.")
+    ] = 1000,
     secrets: Annotated[
         str | None, typer.Option(metavar="POLICY", help="What the secrets are, if not what screening found.")
     ] = None,
@@ -486,8 +490,20 @@ def attack(
         raise BadInput("--show prints secrets to a terminal; leave it out with --json")
     if (run is None) == (model is None):
         raise BadInput("name a run to attack, or another model with --model DIR")
-    foreign = {"--canaries": canaries, "--members": members, "--others": others, "--claimed-epsilon": claimed_epsilon, "--delta": delta}
-    own = {"--secrets": secrets, "--held-out": held_out, "--white-box": white_box or None, "--also": also or None, "--papers": papers or None}
+    foreign = {
+        "--canaries": canaries,
+        "--members": members,
+        "--others": others,
+        "--claimed-epsilon": claimed_epsilon,
+        "--delta": delta,
+    }
+    own = {
+        "--secrets": secrets,
+        "--held-out": held_out,
+        "--white-box": white_box or None,
+        "--also": also or None,
+        "--papers": papers or None,
+    }
     for name, value in (foreign if model is None else own).items():
         if value is not None:
             raise BadInput(f"{name} goes with {'--model DIR' if model is None else 'a run'}")
@@ -499,12 +515,13 @@ def attack(
             **({} if only is None else {"only": tuple(part.strip() for part in only.split(",") if part.strip())}),
         }  # fmt: skip
         try:
-            if model is None:
+            if run is not None:
                 found = attack_run(
                     run, secrets=secrets, held_out=None if held_out is None else str(held_out), papers=papers, white_box=white_box,
                     also=tuple(map(str, also or ())), show=_shown(console) if show else None, **common,
                 )  # fmt: skip
             else:
+                assert model is not None
                 found = attack_model(
                     model, canaries, members=members, others=others, epsilon=claimed_epsilon, delta=delta, **common
                 )  # fmt: skip
@@ -547,7 +564,9 @@ def canaries(
     if as_json:
         _answer(found)
     else:
-        typer.echo(f"{found['texts']:,} texts to train on in {found['add']}; what was planted, and how the coins fell, is beside it")
+        typer.echo(
+            f"{found['texts']:,} texts to train on in {found['add']}; what was planted, and how the coins fell, is beside it"
+        )
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})

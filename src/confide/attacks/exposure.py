@@ -224,8 +224,7 @@ def _exact(
     if math.isfinite(floor) and not np.isfinite(scored.totals[numbers]).all():  # rounding beyond what was allowed for
         scored = score(model, tree, tick=tick)
     scores = _per_token(model, tree, tokens, scored.totals) if normalised else scored.totals
-    ordered = np.sort(scores)
-    found = []
+    ordered, found = np.sort(scores), []
     for position, number in enumerate(numbers):
         above, ties = _above(ordered, float(scores[number]))
         place = 1 + above + int(rng.integers(0, ties))
@@ -358,9 +357,8 @@ def _encode(tokenizer: Any, space: Space, signs: Signs) -> list[list[int]]:
             batch = getattr(backend, "encode_batch_fast", backend.encode_batch)
             found += [one.ids for one in batch(texts, add_special_tokens=False)]
         else:
-            for one in tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False):
-                kept = sum(start < end for start, _ in one.offsets)
-                found.append(one.ids[:kept])
+            batch = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+            found += [one.ids[: sum(start < end for start, _ in one.offsets)] for one in batch]
     if not all(found):
         raise BadInput(
             "the tokenizer makes no token of some candidate, so that it cannot be ranked; take another tokenizer"

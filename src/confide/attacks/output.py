@@ -32,10 +32,16 @@ def show_attacks(console: Console, found: dict[str, Any]) -> None:
     stated = found["certificate"]
     about = "no certificate, so that nothing is promised and nothing can be contradicted"
     if stated is not None:
-        promise = "no finite bound" if stated["epsilon"] is None else f"epsilon {up(stated['epsilon'])} at delta {stated['delta']:.3g}"
+        promise = (
+            "no finite bound"
+            if stated["epsilon"] is None
+            else f"epsilon {up(stated['epsilon'])} at delta {stated['delta']:.3g}"
+        )
         about = f"{stated['name']}: {promise} ({stated['adjacency']}, k={stated['k']}, unit: {stated['unit']}, {stated['sampler']} sampling)"
     say(console, f"[bold]{escape(found.get('method') or found['model'])}[/]: {about}\n")
-    table = Table("attack", "measured (95 %)", "chance", "proven ceiling", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(
+        "attack", "measured (95 %)", "chance", "proven ceiling", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
     for line in _lines(found):
         table.add_row(*map(escape, line))
     if table.row_count:
@@ -70,10 +76,20 @@ def _exposure_lines(part: dict[str, Any]) -> Iterator[Line]:
     if number > 1:
         mean = f"{part['mean']:.2f} bits{_range(part['mean_interval'], '{:.2f}')}"
         most = f"{ceiling['mean']:.2f}" if ceiling else "none"
-        yield f"exposure, mean of {number:,}{copies}", mean, f"{chance['mean']:.2f}{_range(chance['mean_interval'], '{:.2f}')}", most
+        yield (
+            f"exposure, mean of {number:,}{copies}",
+            mean,
+            f"{chance['mean']:.2f}{_range(chance['mean_interval'], '{:.2f}')}",
+            most,
+        )
     largest = f"at most {ceiling['max']:.2f} on average" if ceiling else "none"
     name = "exposure, largest" if number > 1 else f"exposure{copies}"
-    yield name, f"{part['max']:.2f} of {part['bits']:.2f} bits", f"{chance['max']:.2f}{_range(chance['max_interval'], '{:.2f}')}", largest
+    yield (
+        name,
+        f"{part['max']:.2f} of {part['bits']:.2f} bits",
+        f"{chance['max']:.2f}{_range(chance['max_interval'], '{:.2f}')}",
+        largest,
+    )
 
 
 def _membership_lines(part: dict[str, Any]) -> Iterator[Line]:
@@ -94,7 +110,12 @@ def _extraction_lines(part: dict[str, Any]) -> Iterator[Line]:
         if way in part:
             whole = part[way]["all"]
             mine, control = (whole["exact"][side] for side in ("training", "control"))
-            yield title, f"{mine['found']:,} of {mine['of']:,} secrets", f"{control['found']:,} of {control['of']:,} held-out ones", "none"
+            yield (
+                title,
+                f"{mine['found']:,} of {mine['of']:,} secrets",
+                f"{control['found']:,} of {control['of']:,} held-out ones",
+                "none",
+            )
 
 
 def _game_line(title: str, part: dict[str, Any]) -> Line:
@@ -120,7 +141,9 @@ def _left(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
             if isinstance(one, dict) and "skipped" in one:
                 yield f"{name} ({key.replace('_', ' ')})" if key != name else name, one["skipped"]
             elif isinstance(one, dict) and one.get("no_ceiling"):
-                yield name, one["no_ceiling"]
+                yield f"{name}, no ceiling", one["no_ceiling"]
+            elif name == "audit":
+                yield name, one["says"]
 
 
 def _value(estimate: dict[str, Any], form: str = "{:.3f}") -> str:

@@ -25,9 +25,9 @@ from ..training.corpus import Source, examples
 from ..training.encoding import VIEWS, Encoder, View
 from ..training.holdout import split_rows
 from ..training.run import CONFIG, LEDGER, Prepared, Run, placeholders_of, plan_of
+from .candidates import Candidate
 from .games import Masked
 from .likelihood import Row
-from .candidates import Candidate
 
 MOST_COPIES = 50  # of one value, for which a curve of their group is computed
 MOST_SECRETS = 200_000  # private records whose secrets are looked for
@@ -145,7 +145,9 @@ class Subject:
     @cached_property
     def view(self) -> View:
         """How training saw private records in the last phase that read them."""
-        sources = [one for phase in self.prepared.plan.phases for one in (phase.public, phase.private) if one is not None]
+        sources = [
+            one for phase in self.prepared.plan.phases for one in (phase.public, phase.private) if one is not None
+        ]
         found = [source.view for source in sources if "private" in source.parts]
         return found[-1] if found else VIEWS[0]
 
@@ -169,7 +171,9 @@ class Subject:
 
     def must_write_text(self) -> None:
         if not self.writes_text:
-            raise BadInput("the model is a classifier: it writes no text that could hold a secret; membership is what can be attacked")
+            raise BadInput(
+                "the model is a classifier: it writes no text that could hold a secret; membership is what can be attacked"
+            )
 
     # -- records ------------------------------------------------------------------------------------------------------
 
@@ -188,7 +192,9 @@ class Subject:
         once = counts[places] == 1
         return once[: len(texts[0])], once[len(texts[0]) :]
 
-    def candidates(self, rows: NDArray[np.int64], screened: Screened | None = None) -> tuple[list[Candidate], list[int]]:
+    def candidates(
+        self, rows: NDArray[np.int64], screened: Screened | None = None
+    ) -> tuple[list[Candidate], list[int]]:
         """Private records as training saw them, and their classes; records without a target, which teach nothing, are left out."""
         encoder, wanted = self.encoder(), set(rows.tolist())
         found: list[Candidate] = []
@@ -241,7 +247,9 @@ class Subject:
         """The canaries that are among the records that were trained on, and how often each is."""
         planted = self._planted
         if planted is None:
-            raise BadInput("no canaries were planted; screen the corpus with --canaries audit (or crt, sdp, jft), and train again")
+            raise BadInput(
+                "no canaries were planted; screen the corpus with --canaries audit (or crt, sdp, jft), and train again"
+            )
         options = self.prepared.plan.options
         share = 0.0 if options.validation else options.validation_share
         copies, public = np.zeros(len(planted.secrets), int), 0
@@ -254,7 +262,9 @@ class Subject:
                     public += part == "public"
         kept = [i for i, count in enumerate(copies) if count]
         if not kept:
-            raise BadInput("every canary is among the held-out records, so that none was trained on; plant more of them")
+            raise BadInput(
+                "every canary is among the held-out records, so that none was trained on; plant more of them"
+            )
         return Canaries(
             planted.format,
             tuple(planted.secrets[i] for i in kept),

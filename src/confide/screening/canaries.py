@@ -184,4 +184,9 @@ def write_canaries(spec: str, folder: Path) -> dict[str, Any]:
     for name, content in (("canaries.json", planted), ("coins.json", coins)):
         write_private(folder / name, json.dumps(content, indent=1) + "\n")
     write_private(folder / "canaries.jsonl", "".join(lines))
-    return {"canaries": len(planted["canaries"]), "space": planted["space"], "texts": len(lines), "add": str(folder / "canaries.jsonl")}
+    return {
+        "canaries": len(planted["canaries"]),
+        "space": planted["space"],
+        "texts": len(lines),
+        "add": str(folder / "canaries.jsonl"),
+    }

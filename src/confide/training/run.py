@@ -306,7 +306,7 @@ def new_tokenizer(plan: TrainingPlan) -> tuple[Any, str, dict[str, int]]:
 def placeholders_of(plan: TrainingPlan, tokenizer: Any) -> dict[str, int]:
     """A token for each type of finding; only a baseline that promises nothing may read the types off the corpus."""
     return (
-        addplaceholders_of(tokenizer, plan.screened.manifest["findings"]) if plan.options.method == "anonymized" else {}
+        add_placeholders(tokenizer, plan.screened.manifest["findings"]) if plan.options.method == "anonymized" else {}
     )
 
 

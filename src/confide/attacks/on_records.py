@@ -1,0 +1,143 @@
+"""Attacks on the private part itself: a run in; membership, extraction, inference and reconstruction out, beside held-out records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import BadInput
+from ..policies import Policy
+from ..screening.pipeline import Screened
+from .candidates import FEWEST, Candidate
+from .extraction import extract
+from .games import Masked, infer, reconstruct
+from .likelihood import text_row
+from .membership import membership
+from .options import Options, tried
+from .protocols import PRESETS, generated_like, protocol
+from .subject import Secrets, Subject
+
+GROUP = 20
+NO_OTHERS = (
+    "no held-out private records: train with --validation-share above 0, or name a corpus that was screened in the same way with "
+    "--held-out DIR"
+)
+NO_COIN = "which records were held out was no coin between a secret and its mask"
+
+
+def memberships(
+    subject: Subject, foreign: Screened | None, policy: Policy | None, reference: Any, options: Options
+) -> dict[str, Any]:
+    """Private records that were trained on against held-out ones, as training saw them."""
+    rng = np.random.default_rng(options.seed)
+    mine, theirs = subject.alone(foreign)
+    trained = subject.trained[mine[subject.trained]]
+    others = subject.held[mine[subject.held]] if foreign is None else np.flatnonzero(theirs)
+    if not len(subject.held if foreign is None else theirs):
+        raise BadInput(NO_OTHERS)
+    if len(trained) < FEWEST or len(others) < FEWEST:
+        raise BadInput(
+            f"of the private records only {len(trained):,} that were trained on and {len(others):,} that were held out have a text "
+            f"of their own, and each side needs {FEWEST}; hold out more with --validation-share, or name --held-out DIR"
+        )
+    members, classes = subject.candidates(_some(trained, options.samples, rng))
+    held, held_classes = subject.candidates(_some(others, options.samples, rng), foreign)
+    labels = None if subject.writes_text else (classes, held_classes)
+    found = membership_of(subject.model, members, held, labels, reference, options)
+    if options.papers and subject.writes_text:
+        found["papers"] = _protocols(subject, policy, rng, options)
+    repeated = len(subject.trained) + len(subject.held) - int(mine[subject.trained].sum() + mine[subject.held].sum())
+    return {**found, "view": subject.view, "repeated": repeated, "ceiling": None, "no_ceiling": NO_COIN}
+
+
+def membership_of(
+    model: Any, members: list[Candidate], others: list[Candidate], labels: Any, reference: Any, options: Options
+) -> dict[str, Any]:
+    passes = 1 if reference is None else 2
+    tick = options.progress("membership", passes * (len(members) + len(others)))
+    half = min(len(members), len(others)) // 2
+    return membership(
+        model, members, others, reference=reference, labels=labels, group=GROUP if half >= 2 * GROUP else 0, seed=options.seed, tick=tick
+    )  # fmt: skip
+
+
+def screened_alike(subject: Subject, folder: str) -> Screened:
+    other = Screened.open(folder)
+    for name in ("unit", "policy", "conservative", "max_words"):
+        if other.manifest[name] != subject.screened.manifest[name]:
+            raise BadInput(
+                f"{folder} was screened with another {name} than the run's corpus: its records are of another kind"
+            )
+    if other.manifest["digest"] == subject.screened.manifest["digest"]:
+        raise BadInput(f"{folder} is the corpus that the run was trained on; held-out records must not be among them")
+    return other
+
+
+def _protocols(subject: Subject, policy: Policy | None, rng: np.random.Generator, options: Options) -> dict[str, Any]:
+    """The papers' games: secrets of the training text, in their place, against random ones of the same format."""
+    secrets = subject.secrets(_some(subject.trained, 20 * options.samples, rng), policy)
+    chosen = [secrets.places[i] for i in rng.permutation(len(secrets.places))[:1000]]
+    sides: list[list[Candidate]] = [[], []]
+    for one in chosen:
+        for side, value in zip(sides, (one.value, generated_like(one.value, rng)), strict=True):
+            text = one.before + value + one.after
+            side.append(Candidate(text_row(subject.tokenizer, text), text))
+    return {
+        name: tried(lambda name=name: protocol(name, subject.model, *sides, seed=options.seed))  # type: ignore[misc]
+        for name in PRESETS
+    }
+
+
+def extractions(subject: Subject, policy: Policy | None, options: Options) -> dict[str, Any]:
+    """What the model writes by itself, and what it says about secrets whose place is known; beside held-out ones."""
+    names = ("extraction", "inference", "reconstruction")
+    try:
+        subject.must_write_text()
+        rng = np.random.default_rng(options.seed)
+        trained = subject.secrets(subject.trained, policy)
+        held = subject.secrets(subject.held, policy)
+        if not trained.places:
+            raise BadInput(
+                "no secret was found in the private records; name what the secrets are with --secrets POLICY"
+            )
+        if not held.places:
+            raise BadInput("no held-out record holds a secret to compare with; train with a larger --validation-share")
+    except BadInput as error:
+        return {name: {"skipped": str(error)} for name in names}
+    model, tokenizer, seed = subject.model, subject.tokenizer, options.seed
+    few = max(20, options.samples // 10)
+    mine, theirs = _places(trained, few, rng), _places(held, few, rng)
+    # Half of the prompts come from held-out records: a topic that only training records have would look like memory
+    prompts = [one.before for side in (trained, held) for one in _places(side, options.samples // 2, rng)]
+    pool = {kind: sorted(values) for kind, values in held.values.items()}
+    return {
+        "extraction": tried(lambda: extract(
+            model, tokenizer, trained.values, held.values, prompts=prompts, samples=options.samples, policy=policy, seed=seed,
+            tick=options.progress("extraction", 2 * options.samples), found=options.show,
+        )),
+        "inference": tried(lambda: infer(
+            model, tokenizer, mine, pool, theirs, number=_choices(pool), seed=seed,
+            tick=options.progress("inference", len(mine) + len(theirs)),
+        )),
+        "reconstruction": tried(lambda: reconstruct(
+            model, tokenizer, mine, theirs, samples=32, policy=policy, seed=seed,
+            tick=options.progress("reconstruction", len(mine) + len(theirs)),
+        )),
+    }  # fmt: skip
+
+
+def _choices(pool: dict[str, list[str]]) -> int:
+    """How many values a secret is ranked among: a hundred, or fewer if most types have fewer held-out values."""
+    sizes = sorted(map(len, pool.values()))
+    typical = sizes[len(sizes) // 2] if sizes else 0
+    return next((number for number in (100, 20, 10) if typical > number), 5)
+
+
+def _places(secrets: Secrets, most: int, rng: np.random.Generator) -> list[Masked]:
+    return [secrets.places[i] for i in rng.permutation(len(secrets.places))[:most]]
+
+
+def _some(rows: NDArray[np.int64], most: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    return np.sort(rng.permutation(rows)[:most])

@@ -1,0 +1,49 @@
+"""The choices of an attack: what a user says comes in, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import BadInput
+
+ATTACKS = ("exposure", "membership", "extraction", "audit")
+Progress = Callable[
+    [str, int | None], Callable[[int], object]
+]  # an attack and its size in; what to call with the work done, out
+Show = Callable[[str, str], object]  # a type of secret, and one that was extracted
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to attack. `secrets`: the policy that says what the private part's secrets are, if not what screening found."""
+
+    only: tuple[str, ...] = ATTACKS
+    samples: int = 1000
+    reference: str | None = None
+    held_out: str | None = None
+    secrets: str | None = None
+    papers: bool = False
+    white_box: bool = False
+    guesses: int | None = None
+    also: tuple[str, ...] = ()
+    seed: int | None = None
+    progress: Progress = field(default=lambda name, total: lambda done: None, repr=False)
+    show: Show | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.only or any(name not in ATTACKS for name in self.only):
+            raise BadInput(f"the attacks are {', '.join(ATTACKS)}; name some of them with --only, separated by commas")
+        if not 20 <= self.samples <= 10**6:
+            raise BadInput(f"--samples must lie between 20 and a million, got {self.samples}")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise BadInput(f"--seed must be at least 0 and below 2^63, got {self.seed}")
+
+
+def tried(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What an attack found, or why it could not be made; one that cannot be made does not keep others from being tried."""
+    try:
+        return make()
+    except BadInput as error:
+        return {"skipped": str(error)}
