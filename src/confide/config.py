@@ -1,4 +1,4 @@
-"""All stages from one file: a YAML file in; a screened corpus and a trained run out, each made once."""
+"""All stages from one file: a YAML file in; a screened corpus, a trained run and, if asked for, attacks on it out, each made once."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import yaml
 from rich.progress import Progress
 
 from .errors import BadInput
-from .training.options import Options
+from .training.options import Options, listed
 
-SECTIONS = ("out", "corpus", "screen", "train")
-FILES = ("screened_by_hand", "validation", "vocabulary_from")
+SECTIONS = ("out", "corpus", "screen", "train", "attack")  # the last may be left out
+FILES = ("screened_by_hand", "validation", "vocabulary_from", "held_out", "reference")
 NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """A configuration, checked: `corpus` and `out`, and the options of `screen` and `train` under their own names.
+    """A configuration, checked: `corpus` and `out`, and the options of `screen`, `train` and `attack` under their own names.
 
     Relative paths are taken from the file's own folder.
     """
@@ -35,10 +35,11 @@ def read_config(path: str | Path) -> dict[str, Any]:
         raise BadInput(f"{path} is not YAML" + (f" (line {mark.line + 1})" if mark else "")) from None
     if not isinstance(config, dict) or any(name not in SECTIONS for name in config):
         raise BadInput(f"{path}: the sections are {', '.join(SECTIONS)}")
-    missing = [name for name in SECTIONS if name not in config]
+    missing = [name for name in SECTIONS[:-1] if name not in config]
     if missing:
         raise BadInput(f"{path}: {missing[0]} is missing; the sections are {', '.join(SECTIONS)}")
-    for name in ("screen", "train"):
+    sections = [name for name in SECTIONS[2:] if name in config]
+    for name in sections:
         if not isinstance(config[name], dict):
             raise BadInput(f"{path}: {name} must hold options, each with a value")
     corpus = config["corpus"] if isinstance(config["corpus"], list) else [config["corpus"]]
@@ -47,7 +48,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     here = path.resolve().parent
     config["corpus"] = [one if "://" in one else str(here / one) for one in corpus]
     config["out"] = str(here / config["out"])
-    for name in ("screen", "train"):
+    for name in sections:
         config[name] = {str(key).replace("-", "_"): _value(key, value, here) for key, value in config[name].items()}
     return config
 
@@ -67,12 +68,41 @@ def run_all(path: str | Path, progress: Progress | None = None) -> dict[str, Any
     progress = progress or Progress(disable=True)
     out = Path(config["out"])
     Options.from_plain(config["train"])  # before hours of screening
+    chosen = None if "attack" not in config else _attack_options(config["attack"])
     screened = _screen(config, out / "screened", _task(progress, "screening"))
-    return _train(config, screened, out, progress)
+    found = _train(config, screened, out, progress)
+    if chosen is not None:
+        _attack(out / "run", chosen, progress)
+    return found
 
 
-def _task(progress: Progress, name: str) -> Callable[[int], object]:
-    task = progress.add_task(name, total=None)
+def _attack_options(given: dict[str, Any]) -> dict[str, Any]:
+    from .attacks.options import Options as Attack
+
+    known = {field.name for field in fields(Attack)} - {"progress", "show"}
+    unknown = sorted(given.keys() - known)
+    if unknown:
+        raise BadInput(f"the section attack has an unknown option {unknown[0][:40]!r}; see `confide attack --help`")
+    chosen: dict[str, Any] = {
+        name: listed(value) if name in ("only", "also") else value for name, value in given.items()
+    }
+    Attack(**chosen)
+    return chosen
+
+
+def _attack(run: Path, chosen: dict[str, Any], progress: Progress) -> None:
+    """Attack a run once; what an earlier attack has contradicted stays contradicted."""
+    from .attacks import attack
+    from .attacks.output import FILE, read_attacks, refuse_contradicted
+
+    if (run / FILE).exists():
+        refuse_contradicted(read_attacks(run / FILE))
+    else:
+        attack(run, progress=lambda name, total: _task(progress, name, total), **chosen)
+
+
+def _task(progress: Progress, name: str, total: int | None = None) -> Callable[[int], object]:
+    task = progress.add_task(name, total=total)
     return lambda size: progress.advance(task, size)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ DIALOGUES, EPOCHS = 1_000, 4
 PREFIX, SECRET, COPIES = "USR: My member code is ", "482913", 20
 CANARY = f"number=1,copies={COPIES},secret={SECRET},format={PREFIX}{{digits:6}}"
 POLICY = "miss(customersim, 0.1)"
-CANDIDATES = 1_000
 MODEL: dict[str, Any] = {
     "model": "gpt2-tiny:num_hidden_layers=2",
     "vocabulary_size": 1000,
@@ -119,45 +117,22 @@ def _train(plan: Any, folder: Path, console: Console) -> Any:
 
 def _compare(run: Any) -> dict[str, Any]:
     """What a model has learned: of the corpus, and of the planted secret."""
+    from .attacks.exposure import Space, exposure
     from .generation import generate
 
     summary = run.summary()
+    exposed = exposure(run.model(), run.tokenizer(), Space.of(CANARY.partition("format=")[2]), [SECRET])
     begun = next(line for line in run.telemetry() if "public_loss" in line)
     return {
         "first_loss": begun["public_loss"],
         "validation_perplexity": math.exp(summary["validation_loss"]) if summary["validation_loss"] is not None else None,
         "validation_accuracy": summary["validation_accuracy"],
         "completion": generate(run.folder, PREFIX.strip(), greedy=True, max_new_tokens=8)[0].strip(),
-        "rank": _rank(run.model(), run.tokenizer()),
+        "rank": exposed["canaries"][0]["rank"],
+        "exposure": exposed["max"],
         "turns": [who + generate(run.folder, who, seed=seed, top_p=0.9, max_new_tokens=40)[0] for seed, who in
                   enumerate(("SYS:", "USR:", "SYS:", "USR:"))],
     }  # fmt: skip
-
-
-def _rank(model: Any, tokenizer: Any) -> int:
-    """The place of the planted secret among random ones, by the likelihood of the whole turn; ties are broken at random."""
-    import torch
-
-    from .models import encode
-    from .models.tokens import first_id
-
-    coins = random.Random(0)
-    others: set[str] = set()
-    while len(others) < CANDIDATES - 1:
-        value = f"{coins.randrange(10**6):06d}"
-        others |= {value} - {SECRET}
-    rows = [[first_id(tokenizer), *encode(tokenizer, PREFIX + value)] for value in (SECRET, *sorted(others))]
-    scores: list[float] = []
-    for begin in range(0, len(rows), 100):
-        some = rows[begin : begin + 100]
-        width = max(map(len, some))
-        ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in some])
-        real = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in some])
-        with torch.inference_mode():
-            logits = model(input_ids=ids, attention_mask=real).logits[:, :-1].log_softmax(-1)
-        scores += (logits.gather(2, ids[:, 1:, None])[..., 0] * real[:, 1:]).sum(1).tolist()
-    mine = (scores[0], coins.random())
-    return 1 + sum((score, coins.random()) > mine for score in scores[1:])
 
 
 def _show_compared(console: Console, runs: dict[str, Any], compared: dict[str, dict[str, Any]]) -> None:
@@ -169,9 +144,8 @@ def _show_compared(console: Console, runs: dict[str, Any], compared: dict[str, d
         )
         table.add_row("next tokens right", *[f"{one['validation_accuracy']:.1%}" for one in compared.values()])
     table.add_row(f'"{PREFIX.strip()}" goes on', *[escape(printable(one["completion"])) for one in compared.values()])
-    table.add_row(
-        f"the planted secret among {CANDIDATES:,} random ones", *[f"rank {c['rank']:,}" for c in compared.values()]
-    )
+    table.add_row("rank of the planted secret among all 1,000,000", *[f"{c['rank']:,}" for c in compared.values()])
+    table.add_row("its exposure, in bits (chance: 1.44)", *[f"{c['exposure']:.2f}" for c in compared.values()])
     console.print(table)
     console.print("\nTurns that the CRT model writes:\n")
     for turn in compared["crt"]["turns"]:

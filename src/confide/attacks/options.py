@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..accounting.events import check_count
 from ..errors import BadInput
 
 ATTACKS = ("exposure", "membership", "extraction", "audit")
@@ -33,12 +34,19 @@ class Options:
     show: Show | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.only or any(name not in ATTACKS for name in self.only):
+        if not self.only or not set(self.only) <= set(ATTACKS):
             raise BadInput(f"the attacks are {', '.join(ATTACKS)}; name some of them with --only, separated by commas")
-        if not 20 <= self.samples <= 10**6:
-            raise BadInput(f"--samples must lie between 20 and a million, got {self.samples}")
-        if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise BadInput(f"--seed must be at least 0 and below 2^63, got {self.seed}")
+        check_count("--samples", self.samples, low=20, high=10**6)
+        if self.guesses is not None:
+            check_count("--guesses", self.guesses, low=1)
+        if self.seed is not None:
+            check_count("--seed", self.seed, low=0, high=2**63 - 1)
+        for name in ("reference", "held_out", "secrets"):
+            if not isinstance(getattr(self, name), str | None):
+                raise BadInput(f"--{name.replace('_', '-')} must be a name or a path")
+        for name in ("papers", "white_box"):
+            if not isinstance(getattr(self, name), bool):
+                raise BadInput(f"--{name.replace('_', '-')} is true or false")
 
 
 def tried(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..accounting.guarantees import up
-from ..errors import ConfideError
+from ..errors import BadInput, ConfideError, Contradiction
 from ..screening.output import write_private
 from ..terminal import say
 
+FILE = "attacks.json"
 Line = tuple[str, str, str, str]  # attack, measured, chance, proven ceiling
 
 
@@ -25,6 +26,22 @@ def write_attacks(path: Path, found: dict[str, Any]) -> None:
         write_private(path, json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     except OSError as error:
         raise ConfideError(f"cannot write {path}: {error.strerror}") from None
+
+
+def read_attacks(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["confide_attacks"] == 1 and isinstance(found["contradictions"], list):
+            return dict(found)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise BadInput(f"{path} is damaged; remove it and attack again")
+
+
+def refuse_contradicted(found: dict[str, Any]) -> None:
+    """Raise `Contradiction` if an attack has shown that the certificate does not hold."""
+    if found["contradictions"]:
+        raise Contradiction(found["contradictions"][0], found)
 
 
 def show_attacks(console: Console, found: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..errors import BadInput, ConfideError, Contradiction
+from ..errors import BadInput, ConfideError
 from ..models import load_trained
 from ..models.tokens import BUILT_IN, texts_of
 from ..policies import load
@@ -16,7 +16,7 @@ from .likelihood import text_row
 from .on_canaries import black_box, claimed, exposure_of, exposures, refuse_shared_coins, white_box
 from .on_records import extractions, membership_of, memberships, screened_alike
 from .options import Options, tried
-from .output import write_attacks
+from .output import FILE, refuse_contradicted, write_attacks
 from .subject import Canaries, Subject
 
 SHAREABLE = ("exposure", "audit")  # they are about invented secrets only (guarantees §7)
@@ -104,9 +104,8 @@ def _finish(found: dict[str, Any], folder: Path | None) -> dict[str, Any]:
     parts = (found.get("exposure", {}), *found.get("audit", {}).values())
     found["contradictions"] = [part["says"] for part in parts if part.get("contradicts")]
     if folder is not None:
-        write_attacks(folder / "attacks.json", found)
-    if found["contradictions"]:
-        raise Contradiction(found["contradictions"][0], found)
+        write_attacks(folder / FILE, found)
+    refuse_contradicted(found)
     return found
 
 
