@@ -45,6 +45,7 @@ bench: $(STAMPS)/bench
 	$(BIN)/python benchmarks/screening.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/attacks.py
 
 clean:
 	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

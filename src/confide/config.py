@@ -16,7 +16,7 @@ from .errors import BadInput
 from .training.options import Options, listed
 
 SECTIONS = ("out", "corpus", "screen", "train", "attack")  # the last may be left out
-FILES = ("screened_by_hand", "validation", "vocabulary_from", "held_out", "reference")
+FILES = ("screened_by_hand", "validation", "vocabulary_from", "review", "held_out", "reference")
 NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 

@@ -73,6 +73,7 @@ HELP: dict[str, str] = {
     "phase1_epochs": "Of jft, if other than --epochs.",
     "phase1_noise": "Of jft with a noised first phase.",
     "screened_by_hand": "Of jft: JSON lines that people have screened.",
+    "review": "The review.json of the screened corpus: its bounds, and its counts, enter the certificate.",
     "tuning_runs": "Earlier runs of this very plan on the same private records; they count.",
     "seed": "Of initial weights and public batches; sampling and noise have none.",
     "validation": "Outside text to validate on, in place of held-out public records.",
@@ -134,6 +135,7 @@ class Options:
     phase1_epochs: int | None = None
     phase1_noise: float | None = None
     screened_by_hand: str | None = None
+    review: str | None = None
     tuning_runs: int = 0
     seed: int = 0
     validation: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from ..accounting import (
     Ledger,
     Noiseless,
     PoissonGaussian,
+    Review,
     SelectiveGaussian,
     Setting,
     curve,
@@ -56,6 +58,7 @@ class TrainingPlan:
     planned: tuple[Entry, ...]  # for the ledger
     sizes: dict[str, int]
     notes: tuple[str, ...]
+    evidence: Review | None = None  # of a person's review, for the certificate
 
     def records(self, source: Source | None) -> int:
         return 0 if source is None else sum(self.sizes[part] for part in source.parts)
@@ -90,7 +93,9 @@ class TrainingPlan:
         if not any(isinstance(event, PoissonGaussian | SelectiveGaussian) for _, event in self.planned):
             return None
         assert self.options.delta is not None
-        return issue(Ledger(self.setting.to_plain(), self.planned, self.planned, 1, GENESIS), self.options.delta)
+        return issue(
+            Ledger(self.setting.to_plain(), self.planned, self.planned, 1, GENESIS), self.options.delta, self.evidence
+        )
 
     def summary(self, measured: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The plan in public numbers, with what two steps of each kind cost if they were measured."""
@@ -183,9 +188,33 @@ def plan(
     sizes, notes = _sizes(screened, options)
     _check_parts(screened, options, sizes)
     setting = _setting(screened, options, sizes, phases)
-    made = TrainingPlan(screened, options, phases, {}, setting, (), sizes, tuple(notes))
+    evidence = None if options.review is None else read_review(options.review, screened.manifest["digest"])
+    made = TrainingPlan(screened, options, phases, {}, setting, (), sizes, tuple(notes), evidence)
     private = _private_plans(made, noises or {})
     return replace(made, private=private, planned=_planned(made, private))
+
+
+def read_review(path: str | Path, digest: str) -> Review:
+    """The evidence of a review of the corpus with this digest, from the review.json that `confide review` keeps."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        if found["confide_review"] != 1:
+            raise KeyError
+        about = found["digest"]
+        records = tuple(one if isinstance(one, str) else tuple(one) for one in found["records"])
+        evidence = Review(records, found["cap"], found["confidence"])
+    except OSError as error:
+        raise BadInput(f"cannot read the review {path}: {error.strerror}; `confide review DIR` makes one") from None
+    except (ValueError, KeyError, TypeError) as error:
+        known = f" ({error})" if isinstance(error, BadInput) else ""
+        raise BadInput(f"{path} is no review{known}; `confide review DIR` makes one") from None
+    if about != digest:
+        raise BadInput(
+            f"{path} is a review of another screening: its misses say nothing about this one; review this one"
+        )
+    if not records:
+        raise BadInput(f"{path}: nothing was reviewed yet; go on with `confide review DIR`")
+    return evidence
 
 
 def _sizes(screened: Screened, options: Options) -> tuple[dict[str, int], list[str]]:

@@ -420,7 +420,10 @@ def finish(prepared: Prepared) -> Run:
             put_in_place(folder / "model", lambda draft: save(prepared.model, prepared.tokenizer, draft))
         if options.private and prepared.plan.private and prepared.ledger_path is not None:
             assert options.delta is not None
-            write(issue(read_ledger(prepared.ledger_path), options.delta), folder / "certificate.json")
+            write(
+                issue(read_ledger(prepared.ledger_path), options.delta, prepared.plan.evidence),
+                folder / "certificate.json",
+            )
 
     processes.shared(write_all)
     return Run(prepared.folder)
