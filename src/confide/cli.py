@@ -470,6 +470,9 @@ def attack(
         float | None, typer.Option(help="With --model: hold the audit against this epsilon, for one record.")
     ] = None,
     delta: Annotated[float | None, typer.Option(help="With --model: the delta of that claim.")] = None,
+    claimed_adjacency: Annotated[
+        str | None, typer.Option(help="With --model: substitution, or add-remove as most libraries count.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same attack.")] = None,
     show: Annotated[
         bool, typer.Option("--show", help="Print extracted secrets to this terminal, and nowhere else. SENSITIVE.")
@@ -496,6 +499,7 @@ def attack(
         "--others": others,
         "--claimed-epsilon": claimed_epsilon,
         "--delta": delta,
+        "--claimed-adjacency": claimed_adjacency,
     }
     own = {
         "--secrets": secrets,
@@ -523,7 +527,7 @@ def attack(
             else:
                 assert model is not None
                 found = attack_model(
-                    model, canaries, members=members, others=others, epsilon=claimed_epsilon, delta=delta, **common
+                    model, canaries, members=members, others=others, epsilon=claimed_epsilon, delta=delta, adjacency=claimed_adjacency, **common
                 )  # fmt: skip
         except Contradiction as error:
             if error.found is not None and not as_json:

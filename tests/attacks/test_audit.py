@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers as hf
 
-from confide.accounting import one_run_reach
+from confide.accounting import Setting, one_run_reach
 from confide.attacks.audit import (
     against,
     against_claim,
@@ -42,8 +42,7 @@ def certificate(epsilon, delta=1e-5, *, k=1, method="dpsgd", guarantees=None, **
     groups = [{"name": "group", "k": k, "epsilon": epsilon, "delta": delta}]
     return {
         "method": method,
-        "setting": {"method": method, "conservative": "everything", **setting},
-        "k": {"missed": 1},
+        "setting": {**Setting(method, "document", "p", "everything", 100, 1.0).to_plain(), **setting},
         "guarantees": groups if guarantees is None else guarantees,
     }
 
@@ -262,8 +261,10 @@ def test_where_nothing_is_promised_nothing_is_contradicted(promised, choice, why
 def test_the_promise_is_the_one_for_as_many_records_as_a_coin_changes():
     groups = [{"name": "group", "k": k, "epsilon": float(k), "delta": 1e-5} for k in range(1, 11)]
     assert against(PERFECT, certificate(0, guarantees=groups), copies=7)["certified"] == 7.0
-    several = {**certificate(0, guarantees=groups), "k": {"missed": 3}}
+    several = certificate(0, guarantees=groups, dedup="exact", units_per_record="several")
     assert against(PERFECT, several)["certified"] == 3.0
+    thinned = certificate(0, guarantees=groups, dedup="exact")
+    assert against(PERFECT, thinned, copies=7)["certified"] == 1.0
     assert against(PERFECT, certificate(1.0, method="jft", jft_phase1="noised"))["certified"] == 1.0
     assert against(PERFECT, certificate(1.0, method="jft", jft_phase1="direct"), policy="found")["certified"] == 1.0
     detected = [{"name": "detected-secret", "k": 0, "epsilon": 0.0, "delta": 0.0}, *groups]
@@ -283,6 +284,17 @@ def test_a_claim_is_held_like_a_certificate():
     for claim in ((-1.0, 1e-5), (1.0, 2.0), (math.nan, 1e-5)):
         with pytest.raises(BadInput, match="claimed"):
             against_claim(PERFECT, claim)
+
+
+def test_a_true_claim_for_an_added_record_is_not_contradicted():
+    """±1 with Laplace noise of scale 1/ε is ε-private for an added or removed record, and 2ε for a substituted one."""
+    rng, epsilon, wrong = np.random.default_rng(0), 1.0, 0
+    for n in range(40):
+        present = rng.random(1000) < 0.5
+        found = one_run(np.where(present, 1.0, -1.0) + rng.laplace(0, 1 / epsilon, 1000), present, 1e-5, seed=n)
+        wrong += against_claim(found, (epsilon, 1e-6), adjacency="add-remove")["contradicts"]
+        assert against_claim(found, (epsilon, 1e-6))["contradicts"]
+    assert wrong <= 6
 
 
 def test_what_is_promised_is_infinite_where_nothing_is():

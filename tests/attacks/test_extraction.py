@@ -109,19 +109,18 @@ def holds_none_of(result, secrets):
 def test_what_a_parrot_knows_is_extracted_and_what_it_never_saw_is_not(parrot, tokenizer, world):
     shown, done = [], []
     result = extract(
-        parrot, tokenizer, values(world.members), values(world.others), prompts=["Dear Halle, your code is", "Dear"],
-        samples=48, max_new_tokens=40, seed=0, found=lambda *one: shown.append(one), tick=done.append,
+        parrot, tokenizer, values(world.members), values(world.others), prompts=["Dear"],
+        samples=64, max_new_tokens=40, seed=0, found=lambda *one: shown.append(one), tick=done.append,
     )  # fmt: skip
-    found = result["together"]["all"]
+    found = result["all"]
     for way in ("exact", "fuzzy"):
         assert found[way]["training"]["found"] >= 6
         assert found[way]["control"]["found"] == 0
         assert found[way]["p_value"] < 0.01
         assert found[way]["difference"] == found[way]["training"]["rate"]
         assert found[way]["interval"][0] > 0
-    assert result["without_prompt"]["types"]["DIGITS"]["exact"]["training"]["found"] >= 4
-    assert result["with_prompt"]["all"]["exact"]["times"]["training"] >= 24
-    assert sum(done) == 96
+    assert found["exact"]["times"]["training"] >= 24
+    assert sum(done) == 64
     assert len(shown) == len(set(shown)) == found["fuzzy"]["training"]["found"]
     assert set(shown) <= {("DIGITS", one.value) for one in world.members}
     assert holds_none_of(result, [one.value for one in world.members + world.others])
@@ -189,9 +188,8 @@ def test_a_constant_model_ranks_by_coins(tokenizer):
 def test_an_untrained_model_writes_and_reconstructs_no_secret(tokenizer, world):
     model = gpt(tokenizer, 16, n_layer=1)
     result = extract(model, tokenizer, values(world.members), values(world.others), samples=32, seed=1)
-    assert result["without_prompt"]["all"]["fuzzy"]["training"]["found"] == 0
-    assert result["without_prompt"]["all"]["exact"]["p_value"] == 1
-    assert "with_prompt" not in result
+    assert result["all"]["fuzzy"]["training"]["found"] == 0
+    assert result["all"]["exact"]["p_value"] == 1
     found = reconstruct(model, tokenizer, world.members, world.others, samples=2, max_new_tokens=4, seed=1)
     assert found["all"]["among"]["training"]["found"] == 0
 
@@ -278,7 +276,7 @@ def test_what_the_prompt_tells_is_not_extracted(parrot, tokenizer, world):
     for prompt in (first.before + first.value + first.after, first.before + first.value[:3]):
         secrets = {"DIGITS": [first.value]}
         result = extract(parrot, tokenizer, secrets, other, prompts=[prompt], samples=8, max_new_tokens=10, seed=0)
-        assert result["with_prompt"]["all"]["fuzzy"]["training"]["found"] == 0
+        assert result["all"]["fuzzy"]["training"]["found"] == 0
 
 
 def test_a_secret_that_the_model_copies_from_its_prompt_is_not_extracted(monkeypatch, tokenizer, world):
@@ -288,8 +286,18 @@ def test_a_secret_that_the_model_copies_from_its_prompt_is_not_extracted(monkeyp
         gpt(tokenizer, 8), tokenizer, values(world.members), values(world.others), samples=2,
         prompts=[world.members[0].value, world.members[2].value],
     )  # fmt: skip
-    assert result["without_prompt"]["all"]["exact"]["training"]["found"] == 2
-    assert result["with_prompt"]["all"]["exact"]["training"]["found"] == 1
+    assert result["all"]["exact"]["training"]["found"] == 1
+
+
+def test_values_of_one_dialogue_count_once_in_the_p_value(monkeypatch, tokenizer, world):
+    told = [Sample(" ".join(one.value for one in world.members[:4]), 0)]
+    monkeypatch.setattr(extraction, "sample", lambda model, tokenizer, prompts, **_: told)
+    sides, alone = (values(world.members), values(world.others)), None
+    for owners in (None, {one.value: f"{number // 4}" for number, one in enumerate(world.members + world.others)}):
+        found = extract(gpt(tokenizer, 8), tokenizer, *sides, samples=1, owners=owners)["all"]["exact"]
+        assert found["training"]["found"] == 4
+        alone = alone or found["p_value"]
+    assert found["p_value"] > alone
 
 
 def test_the_true_value_is_never_one_of_the_others_in_any_spelling():
@@ -321,11 +329,11 @@ def test_values_of_both_sides_short_ones_and_spellings_are_counted_apart(tokeniz
     assert result["left_out"]["in_both"] == 1
     assert result["left_out"]["training"] == {"too_short": 1, "not_writable": 0}
     assert result["left_out"]["control"] == {"too_short": 1, "not_writable": 0}
-    types = result["without_prompt"]["types"]
+    types = result["types"]
     assert types["NAME"]["secrets"] == {"training": 2, "control": 1}
     assert types["CODE"]["secrets"] == {"training": 0, "control": 1}
     assert types["CODE"]["exact"]["p_value"] is None
-    assert result["without_prompt"]["all"]["secrets"] == {"training": 2, "control": 1}
+    assert result["all"]["secrets"] == {"training": 2, "control": 1}
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------

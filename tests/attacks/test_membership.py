@@ -9,6 +9,7 @@ import transformers as hf
 
 from confide.attacks import membership as module
 from confide.attacks.blind import blind_scores
+from confide.attacks.candidates import groups_of
 from confide.attacks.likelihood import Row, score_rows
 from confide.attacks.membership import PRESETS, Candidate, candidate_scores, generated_like, membership, protocol
 from confide.attacks.statistics import (
@@ -363,3 +364,41 @@ def test_what_cannot_be_scored_is_refused_without_its_text():
         membership(untrained(), [Candidate(Row([0]), "")] * 20, sides[1])
     with pytest.raises(BadInput, match="crt"):
         protocol("luck", model, *sides)
+
+
+def dialogues_of(side, rng):
+    """Sixty dialogues of eight turns, each of which tells its speaker's name."""
+    for number in range(60):
+        name = "".join(rng.choice(list("abcdefghij"), 8))
+        for turn in range(8):
+            words = " ".join(rng.choice(["yes", "no", "please", "thanks", "order", "late"], 3))
+            yield Candidate(Row([0, 1]), f"{name}: {words} {turn}", f"{side}{number}")
+
+
+def test_the_blind_baseline_does_not_recognise_dialogues():
+    rng = np.random.default_rng(0)
+    members, others = list(dialogues_of("m", rng)), list(dialogues_of("o", rng))
+    texts = [one.text for one in members], [one.text for one in others]
+    by_turn = auc(*blind_scores(*texts, split(480, 480, rng)))
+    by_dialogue = auc(*blind_scores(*texts, split(480, 480, rng, groups_of(members, others))))
+    assert by_turn > 0.8
+    assert 0.35 < by_dialogue < 0.65
+
+
+def test_intervals_cover_where_candidates_of_a_dialogue_are_alike():
+    rng, missed, repeats = np.random.default_rng(0), 0, 60
+    for _ in range(repeats):
+        sides = [np.repeat(rng.normal(0, 1, 40), 8) + rng.normal(0, 1, 320) for _ in range(2)]
+        names = tuple([f"{n // 8}" for n in range(320)] for _ in range(2))
+        found = measure(*sides, split(320, 320, rng, names), rng, bootstraps=100)["auc"]
+        missed += not found["low"] <= 0.5 <= found["high"]
+    assert missed / repeats <= 0.15
+
+
+def test_halves_never_part_a_dialogue():
+    rng = np.random.default_rng(0)
+    names = [f"{n}" for n in rng.integers(0, 20, 100)], [f"{n}" for n in rng.integers(0, 9, 50)]
+    halves = split(100, 50, rng, names)
+    for side, flags in zip(names, halves, strict=False):
+        assert 0.2 < flags.mean() < 0.8
+        assert all(len({bool(f) for n, f in zip(side, flags, strict=True) if n == one}) == 1 for one in side)

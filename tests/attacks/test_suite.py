@@ -178,7 +178,7 @@ def test_a_model_from_elsewhere_is_attacked_by_the_canaries_of_its_corpus(runs, 
     planted.mkdir()
     for name in ("canaries.json", "coins.json"):  # a claim for one record says nothing about three copies
         (planted / name).write_text((corpus.folder / name).read_text().replace('"copies": 3', '"copies": 1'))
-    found = attack_model(model, planted, epsilon=0.3, delta=1e-5, only=("exposure",), seed=0)
+    found = attack_model(model, planted, only=("exposure",), seed=0)
     assert found["exposure"]["max"] >= 19
     with pytest.raises(SystemExit) as ended:
         main(
@@ -232,12 +232,18 @@ def test_canaries_for_other_programs_hide_those_that_the_coin_took_out(tmp_path)
         (["RUN", "--held-out", "SCREENED"], "is the corpus that the run was trained on"),
         (["RUN", "--also", "RUN", "--only", "audit"], "share their coins"),
         (["RUN", "--reference", "nowhere"], "no model there"),
+        (["RUN", "--reference", "PLAIN"], "is no reference"),
+        (
+            ["--model", "x", "--canaries", "SCREENED", "--claimed-epsilon", "1", "--delta", "1e-5"],
+            "--claimed-adjacency",
+        ),
+        (["--model", "x", "--members", "a", "--others", "b", "--claimed-epsilon", "1"], "--delta"),
         (["RUN", "--show", "--json"], "--show"),
         (["RUN", "--secrets", "nothing-such"], "nothing-such"),
     ],
 )
 def test_bad_use_is_explained(runs, corpus, arguments, says, capsys):
-    names = {"RUN": str(runs["crt"].folder), "SCREENED": str(corpus.folder)}
+    names = {"RUN": str(runs["crt"].folder), "PLAIN": str(runs["plain"].folder), "SCREENED": str(corpus.folder)}
     with pytest.raises(SystemExit) as ended:
         main(["attack", *[names.get(one, one) for one in arguments]])
     output = capsys.readouterr()

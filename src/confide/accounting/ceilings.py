@@ -14,6 +14,8 @@ from ..errors import BadInput
 from .curves import Array, PrivacyCurve
 from .events import check_count, check_number
 
+EXACT = 10**6  # candidates up to which chance is summed rank by rank
+
 
 class Ceilings:
     """The trade-off ceilings under one curve."""
@@ -94,6 +96,10 @@ def generic_exposure_mean(epsilon: float, delta: float, space: int) -> float:
 
 def chance_exposure(space: int, canaries: int = 1) -> float:
     """The expected exposure (of the most exposed of `canaries`) when the model knows nothing."""
+    if space <= EXACT:  # ranks are whole numbers, which shows in small spaces
+        ranks = np.arange(space + 1)
+        share = np.diff(1 - (1 - ranks / space) ** canaries)
+        return float(share @ (math.log2(space) - np.log2(ranks[1:])))
     bits = np.linspace(0, math.log2(space), 4001)
     tail = 1 - (1 - 2.0**-bits) ** canaries
     return float(np.trapezoid(tail, bits))

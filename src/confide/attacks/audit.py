@@ -19,6 +19,7 @@ from ..accounting.audit import one_run_lower_bound, one_run_p_value, one_run_rea
 from ..accounting.events import check_count, check_number
 from ..accounting.guarantees import up
 from ..accounting.missrate import check_beta
+from ..accounting.setting import Setting
 from ..errors import BadInput, Refused
 from .scoring import canary_scores as canary_scores
 from .statistics import auc, clopper_pearson
@@ -139,18 +140,23 @@ def against(
 ) -> dict[str, Any]:
     """An audit's result beside the certificate's ε: `certified`, `contradicts`, and a sentence that says what that means.
 
-    `policy` is what the policy was made to do with the canaries, `copies` how often each was planted. Where the
+    `policy` is what the policy was made to do with the canaries, `copies` how often each is among the records. Where the
     certificate promises nothing for such canaries, `certified` is None, and the sentence says why.
 
-    *Formal guarantees.* The ε is the one for as many records as one coin changes: k of the certificate times `copies`; k=1 is
-    `accounting.hold_against`. A sound run is contradicted with probability at most β of the audit. The audit's δ may
+    *Formal guarantees.* The ε is the one for as many records as one coin changes (`Setting.k_repeated`). A sound run is contradicted with probability at most β of the audit. The audit's δ may
     be larger than the certificate's, never smaller, since (ε, δ) implies (ε, δ′) only for δ′ ≥ δ.
     """
     return _held(found, *_promise(certificate, policy, copies), "the certificate promises")
 
 
-def against_claim(found: Mapping[str, Any], claim: tuple[float, float] | None, *, copies: int = 1) -> dict[str, Any]:
-    """The same beside an (ε, δ) that somebody claims for one changed record, of a model that confide did not train."""
+def against_claim(
+    found: Mapping[str, Any], claim: tuple[float, float] | None, *, adjacency: str = "substitution", copies: int = 1
+) -> dict[str, Any]:
+    """The same beside an (ε, δ) that somebody claims for one record, of a model that confide did not train.
+
+    *Formal guarantees.* A coin substitutes a record. Under a claim for an added or removed record a substitution is two steps,
+    hence (2ε, (1+e^ε)δ) is all that the claim says about it.
+    """
     check_count("copies", copies)
     if claim is None:
         return _held(found, None, "no epsilon is claimed for this model", "")
@@ -159,7 +165,15 @@ def against_claim(found: Mapping[str, Any], claim: tuple[float, float] | None, *
     check_number("the claimed delta", delta, 0, 1, low_open=False)
     if copies > 1:
         return _held(found, None, f"the claim is about one record, and each canary stands in {copies}", "")
-    return _held(found, {"epsilon": epsilon, "delta": delta, "k": 1}, "", "the claim is")
+    if adjacency == "substitution":
+        return _held(found, {"epsilon": epsilon, "delta": delta, "k": 1}, "", "the claim is")
+    whole = substituted(epsilon, delta)
+    return _held(found, {"epsilon": whole[0], "delta": whole[1], "k": 1}, "", "for a substituted record the claim is")
+
+
+def substituted(epsilon: float, delta: float) -> tuple[float, float]:
+    """What (ε, δ) for an added or removed record says about a substituted one."""
+    return 2 * epsilon, min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
 
 
 def promised(certificate: Mapping[str, Any] | None, *, policy: str = "missed", copies: int = 1) -> float:
@@ -290,7 +304,7 @@ def _promise(certificate: Mapping[str, Any] | None, policy: str, copies: int) ->
         detected = next((g for g in guarantees if g["name"] == "detected-secret"), None)
         if detected is not None:
             return detected, ""
-    records = int(certificate.get("k", {}).get("missed", 1)) * copies
+    records = Setting.from_plain(setting).k_repeated(copies)
     promise = next((g for g in guarantees if g["name"] == "group" and g["k"] == records), None)
     if promise is None or promise["epsilon"] is None:
         many = "one changed record" if records == 1 else f"{records} changed records"

@@ -21,6 +21,7 @@ class Candidate(NamedTuple):
 
     row: Row
     text: str
+    group: str = ""  # what it was drawn with, such as the dialogue of a turn; empty: drawn by itself
 
 
 def check_candidates(members: Sequence[Candidate], others: Sequence[Candidate]) -> None:
@@ -33,6 +34,12 @@ def check_candidates(members: Sequence[Candidate], others: Sequence[Candidate]) 
         raise BadInput(
             f"{len(members)} members and {len(others)} others are too few to measure an attack; give at least {FEWEST} of each"
         )
+
+
+def groups_of(members: Sequence[Candidate], others: Sequence[Candidate]) -> tuple[list[str], list[str]]:
+    """The group of each candidate; one that was drawn by itself is a group of its own."""
+    mine, theirs = ([one.group or f"\x00{n}" for n, one in enumerate(side)] for side in (members, others))
+    return mine, theirs
 
 
 def overlap(members: Sequence[Candidate], others: Sequence[Candidate]) -> int:

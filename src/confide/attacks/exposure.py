@@ -260,14 +260,16 @@ def _sampled(
         share = [1 + limit * (space.size - 1) for limit in clopper_pearson(above, samples)]
         # Canary and samples are exchangeable under chance, so that its place among them is uniform
         counted = min(bits, math.log2((samples + 1) / (above + 1)))
+        limits = [max(0.0, bits - math.log2(share[1])), bits - math.log2(share[0])]
         tail = None if above >= FEW else _skew_normal(others, float(mine), bits, rng)
         found.append(
             {
                 "canary": position,
                 "above": above,
-                "exposure": counted if tail is None else tail["exposure"],
+                # A model of the tail says nothing against what was counted
+                "exposure": counted if tail is None else min(max(tail["exposure"], limits[0]), limits[1]),
                 "counted": counted,
-                "interval": [max(0.0, bits - math.log2(share[1])), bits - math.log2(share[0])],
+                "interval": limits,
                 "extrapolated": tail,
             }
         )

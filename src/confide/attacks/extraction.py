@@ -136,6 +136,7 @@ class _Secret(NamedTuple):
     letters: str
     spellings: tuple[str, ...]
     trained: bool
+    owner: str  # the dialogue that it is from: whole dialogues were trained on or held out
 
     def __repr__(self) -> str:
         return f"_Secret({self.kind})"
@@ -227,57 +228,53 @@ def extract(
     top_k: int | None = 40,
     top_p: float | None = None,
     policy: Finds | None = None,
+    owners: Mapping[str, str] | None = None,
     seed: int | None = None,
     tick: Tick = lambda done: None,
     found: Callable[[str, str], object] | None = None,
 ) -> dict[str, Any]:
     """How many training secrets (`secrets`, values by type) the model writes, beside secrets of held-out records (`control`).
 
-    `samples` texts are drawn from the beginning of a record, and as many after the prompts, in turn. A secret that its
-    prompt already tells is not counted. Fuzzy hits include the exact ones; `policy` restricts those with edits to what
+    `samples` texts are drawn from the beginning of a record or, if there are prompts, after these in turn; both sides must
+    then be asked for in the same way, each secret equally often. A secret that its prompt already tells is not counted. Fuzzy hits include the exact ones; `policy` restricts those with edits to what
     it finds in the texts. Spellings of one value count once. Left out and counted: values in both sets (from both), values of
     fewer than five letters and digits, values that the tokenizer has no tokens for. "all" is over the types that both
     sides have. `found(type, value)` is called once for each training secret that is found; nothing returned holds one.
     `tick` is called with the texts done since the last call.
     """
     check_sampling(model, samples, max_new_tokens, temperature, top_k, top_p, seed)
-    listed, left_out = _listed(tokenizer, secrets, control)
+    listed, left_out = _listed(tokenizer, secrets, control, owners or {})
     search = Search((one.letters, one.spellings) for one in listed)
     coins = np.random.default_rng(seed)
     told = {prompt: frozenset(search.find(prompt)) for prompt in dict.fromkeys(prompts)}
-    ways = {"without_prompt": [""] * samples}
-    if prompts:
-        ways["with_prompt"] = list(itertools.islice(itertools.cycle(prompts), samples))
-    times: dict[str, tuple[Counter[int], Counter[int]]] = {}
-    shown: set[int] = set()
-    for way, chosen in ways.items():
-        times[way] = Counter(), Counter()
-        made = sample(
-            model, tokenizer, chosen, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-            coins=coins, tick=tick,
-        )  # fmt: skip
-        for prompt, one in zip(chosen, made, strict=True):
-            for number, exact in search.find(one.text, one.begin, policy).items():
-                if number in told.get(prompt, ()):
-                    continue
-                times[way][0].update([number] * exact)
-                times[way][1].update([number])
-                if found is not None and listed[number].trained and number not in shown:
-                    shown.add(number)
-                    found(listed[number].kind, listed[number].spellings[0])
-    if prompts:
-        times["together"] = tuple(sum((pair[i] for pair in times.values()), Counter()) for i in (0, 1))  # type: ignore[assignment]
+    chosen = list(itertools.islice(itertools.cycle(prompts or [""]), samples))
+    made = sample(
+        model, tokenizer, chosen, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
+        coins=coins, tick=tick,
+    )  # fmt: skip
+    times: tuple[Counter[int], Counter[int]] = Counter(), Counter()
+    for prompt, one in zip(chosen, made, strict=True):
+        for number, exact in search.find(one.text, one.begin, policy).items():
+            if number in told.get(prompt, ()):
+                continue
+            if found is not None and listed[number].trained and not times[1][number]:
+                found(listed[number].kind, listed[number].spellings[0])
+            times[0].update([number] * exact)
+            times[1].update([number])
     return {
-        "samples": {way: len(chosen) for way, chosen in ways.items()},
+        "samples": samples,
+        "prompts": len(set(prompts)),
         "sampling": {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p},
         "matching": MATCHING,
         "edits_in": "what the policy finds" if policy is not None else "any words",
         "left_out": left_out,
-        **{way: _tables(listed, *counts) for way, counts in times.items()},
+        **_tables(listed, *times),
     }
 
 
-def _listed(tokenizer: Any, secrets: Secrets, control: Secrets) -> tuple[list[_Secret], dict[str, Any]]:
+def _listed(
+    tokenizer: Any, secrets: Secrets, control: Secrets, owners: Mapping[str, str]
+) -> tuple[list[_Secret], dict[str, Any]]:
     """The secrets of both sides that can be told apart and can be written, and how many others there were."""
     sides = {"training": _by_letters(secrets), "control": _by_letters(control)}
     if not sides["training"]:
@@ -294,7 +291,7 @@ def _listed(tokenizer: Any, secrets: Secrets, control: Secrets) -> tuple[list[_S
         short = {one for one in values if len(one[1]) < SHORTEST}
         rest = {one: values[one] for one in sorted(values.keys() - short) if one[1] not in both}
         mine = [
-            _Secret(kind, key, tuple(sorted(spellings)), side == "training")
+            _Secret(kind, key, tuple(sorted(spellings)), side == "training", owners.get(min(spellings), key))
             for (kind, key), spellings in rest.items()
             if any(can_write(tokenizer, one) for one in spellings)
         ]
@@ -343,11 +340,15 @@ def _table(listed: Sequence[_Secret], kinds: set[str], times: Mapping[str, Count
     yield "secrets", {side: len(mine) for side, mine in sides.items()}
     for name, counts in times.items():
         hits = {side: sum(counts[number] > 0 for number in mine) for side, mine in sides.items()}
+        whose = {side: {listed[number].owner for number in mine} for side, mine in sides.items()}
+        told = {side: len({listed[number].owner for number in mine if counts[number]}) for side, mine in sides.items()}
+        by_owner = contrast(told["training"], len(whose["training"]), told["control"], len(whose["control"]))
         yield (
             name,
             {
                 **{side: rate(hits[side], len(mine)) for side, mine in sides.items()},
                 "times": {side: sum(counts[number] for number in mine) for side, mine in sides.items()},
                 **contrast(hits["training"], len(sides["training"]), hits["control"], len(sides["control"])),
+                "p_value": by_owner["p_value"],
             },
         )

@@ -15,10 +15,10 @@ import numpy as np
 
 from ..errors import BadInput
 from .blind import blind_scores
-from .candidates import Candidate, check_candidates, overlap
+from .candidates import Candidate, check_candidates, groups_of, overlap
 from .likelihood import Scored, Tick, check_rows, score_classes, score_rows
 from .protocols import PRESETS, generated_like, protocol
-from .statistics import CHANCE, Floats, Split, auc, estimate, group_sums, measure, nothing, rates, redrawn, split
+from .statistics import CHANCE, Floats, Ints, Split, auc, estimate, group_sums, measure, nothing, rates, redrawn, split
 
 __all__ = [
     "ALL",
@@ -78,7 +78,7 @@ def membership(
     mine = {name: found[: len(members)] for name, found in table.items()}
     theirs = {name: found[len(members) :] for name, found in table.items()}
     rng = np.random.default_rng(seed)
-    halves = split(len(members), len(others), rng)
+    halves = split(len(members), len(others), rng, groups_of(members, others))
     attacks = {
         name: {"means": MEANS[name], **measure(mine[name], theirs[name], halves, rng, bootstraps=bootstraps)}
         for name in names
@@ -165,14 +165,13 @@ def grouped(
     names = list(members)
     tables = [np.stack([side[name] for name in names]) for side in (members, others)]
     where = [[np.flatnonzero(flags == half) for half in (False, True)] for flags in sides]
+    drawn = halves.clusters or tuple(np.arange(len(flags)) for flags in sides)
     per_half = groups // 2
 
     def sums(redraw: bool) -> list[Floats]:
         found = []
-        for table, parts in zip(tables, where, strict=True):
-            pools = [
-                part[rng.integers(len(part), size=max(size, redrawn(len(part))))] if redraw else part for part in parts
-            ]
+        for table, parts, clusters in zip(tables, where, drawn, strict=True):
+            pools = [_again(part, clusters[part], size, rng) if redraw else part for part in parts]
             found.append(np.concatenate([group_sums(table, pool, size, per_half, rng) for pool in pools], axis=1))
         return found
 
@@ -203,6 +202,16 @@ def grouped(
         "attacks": attacks,
         "interval": "95 %, by redrawing candidates and then groups of them",
     }
+
+
+def _again(part: Ints, clusters: Ints, size: int, rng: np.random.Generator) -> Ints:
+    """Candidates drawn anew, whole clusters at a time, at least `size` of them."""
+    order = np.argsort(clusters, kind="stable")
+    pieces = np.split(part[order], np.flatnonzero(np.diff(clusters[order])) + 1)
+    found: list[Ints] = []
+    while sum(map(len, found)) < size:
+        found += [pieces[n] for n in rng.integers(len(pieces), size=redrawn(len(pieces)))]
+    return np.concatenate(found)
 
 
 def _names(scores: Sequence[str], reference: Any | None, labels: object | None) -> list[str]:

@@ -71,37 +71,40 @@ def _under(found: dict[str, Any], canaries: Canaries, ceilings: Ceilings, about:
 
 
 def refuse_shared_coins(subjects: Sequence[Subject]) -> None:
-    if len({one.screened.manifest["digest"] for one in subjects}) < len(subjects):
+    """Raise unless the runs' canaries were drawn apart: what is pooled must rest on coins of its own."""
+    planted = [one.planted for one in subjects]
+    if len(subjects) > 1 and any(one is None or not one.drawn for one in planted):
+        raise BadInput(
+            "--also wants runs whose canaries were drawn at random: without canaries, or with a seed, coins may be shared"
+        )
+    if len({one.secrets for one in planted if one is not None}) < len(subjects) and len(subjects) > 1:
         raise BadInput("--also wants runs on other screenings: these share their coins, and coins must be independent")
 
 
 def black_box(subjects: Sequence[Subject], reference: Any, options: Options) -> dict[str, Any]:
     """The one-run audit on coin-flipped canaries; of several runs, if more are named."""
-    subject = subjects[0]
-    stated = [one.certificate for one in subjects]
-    delta = max((one["delta"] for one in stated if one is not None), default=1e-5)
-    runs, copies = [], 1
-    policies: set[str] = set()
+    delta = max((one.certificate["delta"] for one in subjects if one.certificate is not None), default=1e-5)
+    runs, promises = [], []
     for one in subjects:
         one.must_write_text()
         canaries = one.trained_canaries()
         if canaries.present is None:
             raise BadInput("no coins were flipped for the canaries: screen with --canaries audit, and train again")
-        known = reference if one is subject else None
+        known = reference if one is subjects[0] else None
         tick = options.progress("audit", None)
         scores = audit.canary_scores(
             one.model, one.tokenizer, canaries.format, canaries.secrets, reference=known, seed=options.seed, tick=tick
         )
         runs.append((scores, canaries.present))
-        copies, policies = max(copies, *canaries.copies), policies | {canaries.policy}
-        if canaries.public and one.prepared.plan.public_is_public:
-            stated = [None]
+        open_ = canaries.public and one.prepared.plan.public_is_public
+        promises.append((None if open_ else one.certificate, canaries.policy, max(canaries.copies)))
     found = audit.pooled(runs, delta, guesses=options.guesses, seed=options.seed)
-    weakest = None if None in stated else max(stated, key=lambda one: audit.promised(one))
-    covered = next(one for one in ("as-is", "missed", "found") if one in policies)  # by the weakest promise
-    held = audit.against(found, weakest, policy=covered, copies=copies)
-    ceilings, about = subject.ceilings(subject.trained_canaries())
-    return {**held, "coins": _coins(runs[0], ceilings, about, options)}
+    # Each run's own promise about its own canaries: together they promise no more than the weakest of them
+    weakest = max(promises, key=lambda one: audit.promised(one[0], policy=one[1], copies=one[2]))
+    held = audit.against(found, weakest[0], policy=weakest[1], copies=weakest[2])
+    ceilings, about = subjects[0].ceilings(subjects[0].trained_canaries())
+    chosen = "by the number of canaries" if options.guesses is None else "by the user"
+    return {**held, "guesses_fixed": chosen, "coins": _coins(runs[0], ceilings, about, options)}
 
 
 def _coins(
@@ -121,15 +124,23 @@ def _coins(
 
 
 def claimed(
-    model: Any, tokenizer: Any, canaries: Canaries, reference: Any, claim: tuple[float, float] | None, options: Options
+    model: Any,
+    tokenizer: Any,
+    canaries: Canaries,
+    reference: Any,
+    claim: tuple[float, float] | None,
+    adjacency: str,
+    options: Options,
 ) -> dict[str, Any]:
     tick = options.progress("audit", None)
     scores = audit.canary_scores(
         model, tokenizer, canaries.format, canaries.secrets, reference=reference, seed=options.seed, tick=tick
     )
-    delta = 1e-5 if claim is None else claim[1]
+    delta = 1e-5
+    if claim is not None:
+        delta = claim[1] if adjacency == "substitution" else audit.substituted(*claim)[1]
     found = audit.one_run(scores, canaries.present or (), delta, guesses=options.guesses, seed=options.seed)
-    return audit.against_claim(found, claim, copies=max(canaries.copies))
+    return audit.against_claim(found, claim, adjacency=adjacency, copies=max(canaries.copies))
 
 
 def white_box(subject: Subject, options: Options) -> dict[str, Any]:
@@ -141,6 +152,4 @@ def white_box(subject: Subject, options: Options) -> dict[str, Any]:
         raise BadInput("the paper's variant of sdp makes steps of its own, which gradient canaries do not cover")
     private = list(plan.private.values())[-1]
     tick = options.progress("audit of the engine", None)
-    return engine_audit(
-        private, subject.certificate["delta"], guesses=options.guesses, clipping=plan.options.clipping, tick=tick
-    )
+    return engine_audit(private, subject.certificate["delta"], clipping=plan.options.clipping, tick=tick)

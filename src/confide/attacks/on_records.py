@@ -11,13 +11,13 @@ from ..errors import BadInput
 from ..policies import Policy
 from ..screening.pipeline import Screened
 from .candidates import FEWEST, Candidate
-from .extraction import extract
+from .extraction import extract, letters
 from .games import Masked, infer, reconstruct
 from .likelihood import text_row
 from .membership import membership
 from .options import Options, tried
 from .protocols import PRESETS, generated_like, protocol
-from .subject import Secrets, Subject
+from .subject import Place, Subject
 
 GROUP = 20
 NO_OTHERS = (
@@ -77,8 +77,8 @@ def screened_alike(subject: Subject, folder: str) -> Screened:
 
 def _protocols(subject: Subject, policy: Policy | None, rng: np.random.Generator, options: Options) -> dict[str, Any]:
     """The papers' games: secrets of the training text, in their place, against random ones of the same format."""
-    secrets = subject.secrets(_some(subject.trained, 20 * options.samples, rng), policy)
-    chosen = [secrets.places[i] for i in rng.permutation(len(secrets.places))[:1000]]
+    places = subject.secrets(_some(subject.trained, 20 * options.samples, rng), policy)
+    chosen = [places[i].masked for i in rng.permutation(len(places))[:1000]]
     sides: list[list[Candidate]] = [[], []]
     for one in chosen:
         for side, value in zip(sides, (one.value, generated_like(one.value, rng)), strict=True):
@@ -93,30 +93,31 @@ def _protocols(subject: Subject, policy: Policy | None, rng: np.random.Generator
 def extractions(subject: Subject, policy: Policy | None, options: Options) -> dict[str, Any]:
     """What the model writes by itself, and what it says about secrets whose place is known; beside held-out ones."""
     names = ("extraction", "inference", "reconstruction")
+    rng = np.random.default_rng(options.seed)
     try:
         subject.must_write_text()
-        rng = np.random.default_rng(options.seed)
-        trained = subject.secrets(subject.trained, policy)
-        held = subject.secrets(subject.held, policy)
-        if not trained.places:
+        trained, held = _own(*(subject.secrets(rows, policy) for rows in (subject.trained, subject.held)))
+        if not trained:
             raise BadInput(
                 "no secret was found in the private records; name what the secrets are with --secrets POLICY"
             )
-        if not held.places:
+        if not held:
             raise BadInput("no held-out record holds a secret to compare with; train with a larger --validation-share")
     except BadInput as error:
         return {name: {"skipped": str(error)} for name in names}
     model, tokenizer, seed = subject.model, subject.tokenizer, options.seed
     few = max(20, options.samples // 10)
-    mine, theirs = _places(trained, few, rng), _places(held, few, rng)
-    # Half of the prompts come from held-out records: a topic that only training records have would look like memory
-    prompts = [one.before for side in (trained, held) for one in _places(side, options.samples // 2, rng)]
-    pool = {kind: sorted(values) for kind, values in held.values.items()}
+    mine, theirs = _one_each(trained, few, rng), _one_each(held, few, rng)
+    pool = {kind: sorted(values) for kind, values in _values(held).items()}
     return {
-        "extraction": tried(lambda: extract(
-            model, tokenizer, trained.values, held.values, prompts=prompts, samples=options.samples, policy=policy, seed=seed,
-            tick=options.progress("extraction", 2 * options.samples), found=options.show,
-        )),
+        "extraction": {
+            "without_prompt": tried(lambda: extract(
+                model, tokenizer, _values(trained), _values(held), samples=options.samples, policy=policy, seed=seed,
+                owners={place.masked.value: place.group for place in [*trained, *held]},
+                tick=options.progress("extraction", options.samples), found=options.show,
+            )),
+            "with_prompt": tried(lambda: _prompted(subject, trained, held, policy, rng, options)),
+        },
         "inference": tried(lambda: infer(
             model, tokenizer, mine, pool, theirs, number=_choices(pool), seed=seed,
             tick=options.progress("inference", len(mine) + len(theirs)),
@@ -128,15 +129,57 @@ def extractions(subject: Subject, policy: Policy | None, options: Options) -> di
     }  # fmt: skip
 
 
+def _prompted(
+    subject: Subject,
+    trained: list[Place],
+    held: list[Place],
+    policy: Policy | None,
+    rng: np.random.Generator,
+    options: Options,
+) -> dict[str, Any]:
+    """The text before a secret as the prompt: equally many secrets of both sides, one a dialogue, each asked for equally often."""
+    number = min(len({one.group for one in trained}), len({one.group for one in held}), options.samples // 2)
+    sides = [_one_each(some, number, rng) for some in (trained, held)]
+    asked = [one for pair in zip(*sides, strict=True) for one in pair]
+    times = max(1, options.samples // len(asked))
+    values = [
+        {kind: {one.value for one in side if one.kind == kind} for kind in {one.kind for one in side}} for side in sides
+    ]
+    return extract(
+        subject.model, subject.tokenizer, *values, prompts=[one.before for one in asked], samples=times * len(asked), policy=policy,
+        seed=options.seed, tick=options.progress("extraction, prompted", times * len(asked)), found=options.show,
+    )  # fmt: skip
+
+
+def _own(trained: list[Place], held: list[Place]) -> tuple[list[Place], list[Place]]:
+    """The secrets whose value stands in one dialogue only: of one that stands in two, chance did not decide its side alone."""
+    groups: dict[str, set[str]] = {}
+    for one in (*trained, *held):
+        groups.setdefault(letters(one.masked.value), set()).add(one.group)
+    mine, theirs = ([one for one in side if len(groups[letters(one.masked.value)]) == 1] for side in (trained, held))
+    return mine, theirs
+
+
+def _values(places: list[Place]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for one in places:
+        found.setdefault(one.masked.kind, set()).add(one.masked.value)
+    return found
+
+
+def _one_each(places: list[Place], most: int, rng: np.random.Generator) -> list[Masked]:
+    """Secrets at random, one of a dialogue: dialogues were held out as a whole, and are what a p-value may count."""
+    found: dict[str, Masked] = {}
+    for i in rng.permutation(len(places)):
+        found.setdefault(places[i].group, places[i].masked)
+    return list(found.values())[:most]
+
+
 def _choices(pool: dict[str, list[str]]) -> int:
     """How many values a secret is ranked among: a hundred, or fewer if most types have fewer held-out values."""
     sizes = sorted(map(len, pool.values()))
     typical = sizes[len(sizes) // 2] if sizes else 0
     return next((number for number in (100, 20, 10) if typical > number), 5)
-
-
-def _places(secrets: Secrets, most: int, rng: np.random.Generator) -> list[Masked]:
-    return [secrets.places[i] for i in rng.permutation(len(secrets.places))[:most]]
 
 
 def _some(rows: NDArray[np.int64], most: int, rng: np.random.Generator) -> NDArray[np.int64]:

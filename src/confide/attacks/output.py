@@ -124,7 +124,7 @@ def _membership_lines(part: dict[str, Any]) -> Iterator[Line]:
 
 def _extraction_lines(part: dict[str, Any]) -> Iterator[Line]:
     for way, title in (("without_prompt", "extraction"), ("with_prompt", "extraction, prompted")):
-        if way in part:
+        if "skipped" not in part[way]:
             whole = part[way]["all"]
             mine, control = (whole["exact"][side] for side in ("training", "control"))
             yield (
@@ -154,12 +154,12 @@ def _audit_lines(title: str, part: dict[str, Any]) -> Iterator[Line]:
 def _left(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What was not done, and why; which ceilings there are none of."""
     for name, part in found.items():
-        for key, one in part.items() if name == "audit" else [(name, part)]:
+        for key, one in part.items() if name in ("audit", "extraction") and "skipped" not in part else [(name, part)]:
             if isinstance(one, dict) and "skipped" in one:
                 yield f"{name} ({key.replace('_', ' ')})" if key != name else name, one["skipped"]
             elif isinstance(one, dict) and one.get("no_ceiling"):
                 yield f"{name}, no ceiling", one["no_ceiling"]
-            elif name == "audit":
+            elif name == "audit" and isinstance(one, dict):
                 yield name, one["says"]
 
 

@@ -2,12 +2,14 @@
 
 Higher scores mean "member"; ties count half or break against the attacker. Candidates are split into two halves beforehand:
 a threshold is chosen on one and counted on the other, in both directions, so that no accuracy is chosen in hindsight.
+Candidates that were drawn together, such as the turns of a dialogue, stay together in a half and in a redraw.
 Intervals are 95 % percentile bootstraps that draw candidates anew within each half of each side; an estimate of exactly
 0 or 1, where every redraw agrees, takes the exact binomial limit instead.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,10 +29,11 @@ CELLS = 2**21  # numbers that a block of bootstraps may have at a time
 
 
 class Split(NamedTuple):
-    """Which members and which others belong to the second half."""
+    """Which members and which others belong to the second half; `clusters`: what they were drawn in, numbered on each side."""
 
     members: Flags
     others: Flags
+    clusters: tuple[Ints, Ints] | None = None
 
 
 def auc(members: Any, others: Any) -> float:
@@ -92,9 +95,24 @@ def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[f
     return low, high
 
 
-def split(members: int, others: int, rng: np.random.Generator) -> Split:
-    """Both sides cut in two at random, as evenly as can be."""
-    return Split(*(rng.permutation(count) >= count // 2 for count in (members, others)))
+def split(
+    members: int, others: int, rng: np.random.Generator, groups: tuple[Sequence[str], Sequence[str]] | None = None
+) -> Split:
+    """Both sides cut in two at random, as evenly as can be; candidates of one group are never in different halves."""
+    if groups is None:
+        mine, theirs = (np.arange(count) for count in (members, others))
+        return Split(_half(mine, rng), _half(theirs, rng))
+    mine, theirs = (np.unique(np.array(side), return_inverse=True)[1] for side in groups)
+    return Split(_half(mine, rng), _half(theirs, rng), (mine, theirs))
+
+
+def _half(clusters: Ints, rng: np.random.Generator) -> Flags:
+    """Groups in random order: those in the middle of which half of the candidates are reached, and all that follow."""
+    sizes = np.bincount(clusters)
+    order = rng.permutation(len(sizes))
+    second = np.zeros(len(sizes), dtype=bool)
+    second[order[np.cumsum(sizes[order]) - sizes[order] / 2 >= sizes.sum() / 2]] = True
+    return np.asarray(second[clusters])
 
 
 def measure(
@@ -109,7 +127,7 @@ def measure(
     strata = _strata(_sample(members), _sample(others), halves)
     values, parts, whole = _counts(strata)
     found = _metrics(values, whole[None], held)
-    again = _bootstrap(values, parts, whole, rng, bootstraps, held)
+    again = _bootstrap(values, parts, _clusters(halves), whole, rng, bootstraps, held)
     counted = 1 if held else 0  # the first stratum of a side that numbers come from
     mine, theirs = np.concatenate(strata[counted:2]), np.concatenate(strata[2 + counted :])
     fewest = {"auc": min(len(mine), len(theirs)), "accuracy": min(len(mine), len(theirs))}
@@ -181,6 +199,15 @@ def _strata(members: Floats, others: Floats, halves: Split) -> list[Floats]:
     return strata
 
 
+def _clusters(halves: Split) -> list[Ints]:
+    """The clusters of each stratum's candidates, from 0 on; each candidate its own if nothing is known."""
+    found = []
+    for number, flags in enumerate((halves.members, halves.others)):
+        known = np.arange(len(flags)) if halves.clusters is None else halves.clusters[number]
+        found += [np.unique(known[flags == second], return_inverse=True)[1] for second in (False, True)]
+    return found
+
+
 def _counts(strata: list[Floats]) -> tuple[Floats, list[Ints], Ints]:
     """The scores that occur, each stratum's as places among them, and how often each occurs in each stratum."""
     values, codes = np.unique(np.concatenate(strata), return_inverse=True)
@@ -234,9 +261,15 @@ def _counted(values: Floats, chosen: tuple[Ints, Ints], counted: tuple[Ints, Int
 
 
 def _bootstrap(
-    values: Floats, parts: list[Ints], whole: Ints, rng: np.random.Generator, bootstraps: int, held: bool
+    values: Floats,
+    parts: list[Ints],
+    clusters: list[Ints],
+    whole: Ints,
+    rng: np.random.Generator,
+    bootstraps: int,
+    held: bool,
 ) -> dict[str, Floats]:
-    """The numbers of samples drawn anew within each stratum; with `held` the half that chose stays as it is."""
+    """The numbers of samples drawn anew within each stratum, whole clusters at a time; with `held` the half that chose stays."""
     blocks: list[dict[str, Floats]] = []
     block = max(1, CELLS // (4 * len(values)))
     for start in range(0, bootstraps, block):
@@ -246,8 +279,11 @@ def _bootstrap(
             if held and number in (0, 2):
                 counts[:, number] = whole[number]
                 continue
-            drawn = part[rng.integers(len(part), size=(rows, redrawn(len(part))))]
-            drawn = drawn + np.arange(rows)[:, None] * len(values)
-            counts[:, number] = np.bincount(drawn.ravel(), minlength=rows * len(values)).reshape(rows, -1)
+            size = int(clusters[number].max()) + 1
+            drawn = rng.integers(size, size=(rows, redrawn(size))) + np.arange(rows)[:, None] * size
+            times = np.bincount(drawn.ravel(), minlength=rows * size).reshape(rows, -1)[:, clusters[number]]
+            places = part + np.arange(rows)[:, None] * len(values)
+            found = np.bincount(places.ravel(), times.ravel(), minlength=rows * len(values))
+            counts[:, number] = found.reshape(rows, -1).round()
         blocks.append(_metrics(values, counts, held))
     return {name: np.concatenate([one[name] for one in blocks]) for name in CHANCE} if blocks else {}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -81,12 +81,11 @@ class Canaries:
         return found
 
 
-@dataclass(frozen=True)
-class Secrets:
-    """Secrets of some records: their values by type, and each with the text around it."""
+class Place(NamedTuple):
+    """A secret with the text around it, and the dialogue or document that it is from."""
 
-    values: dict[str, set[str]]
-    places: list[Masked]
+    masked: Masked
+    group: str
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,7 @@ class Subject:
         options = self.prepared.plan.options
         share = 0.0 if options.validation else options.validation_share
         trained, held = split_rows(self.screened, "private", share)
-        planted = np.flatnonzero([name in self._canary_names for name in self._groups("private")])
+        planted = np.flatnonzero([name in self._canary_names for name in _groups(self.screened, "private")])
         return np.setdiff1d(trained, planted), np.setdiff1d(held, planted)
 
     @property
@@ -199,53 +198,49 @@ class Subject:
         encoder, wanted = self.encoder(), set(rows.tolist())
         found: list[Candidate] = []
         classes: list[int] = []
-        first = 0
+        groups, first = list(_groups(screened or self.screened, "private")), 0
         for some in examples(screened or self.screened, Source(("private",), self.view), encoder):
-            mine = [one for at, one in enumerate(some, first) if at in wanted]
+            mine = [(at, one) for at, one in enumerate(some, first) if at in wanted]
             first += len(some)
-            for example, tokens in zip(mine, encoder.encode(mine), strict=True):
+            for (at, example), tokens in zip(mine, encoder.encode([one for _, one in mine]), strict=True):
                 if self.writes_text and not tokens.target.any():
                     continue
                 target = tokens.target.tolist() if self.writes_text else None
-                found.append(Candidate(Row(tokens.ids.tolist(), target), example.text))
+                found.append(Candidate(Row(tokens.ids.tolist(), target), example.text, groups[at]))
                 classes.append(tokens.label)
         return found, classes
 
-    def secrets(self, rows: NDArray[np.int64], policy: Policy | None, screened: Screened | None = None) -> Secrets:
+    def secrets(self, rows: NDArray[np.int64], policy: Policy | None) -> list[Place]:
         """The secrets of private records in their raw text: what screening found, or what `policy` finds."""
         wanted = set(rows[:MOST_SECRETS].tolist())
-        values: dict[str, set[str]] = {}
-        places: list[Masked] = []
+        places: list[Place] = []
         first = 0
-        for batch in (screened or self.screened).batches("private", ("raw", "spans"), 1 << 12):
+        for batch in self.screened.batches("private", ("raw", "spans", "group"), 1 << 12):
             for at, row in enumerate(batch.to_pylist(), first):
                 if at in wanted:
                     raw = row["raw"]
                     spans = policy.find(raw) if policy else [Finding(**one) for one in row["spans"] or ()]
                     for start, end, kind in _apart(spans):
-                        values.setdefault(kind, set()).add(raw[start:end])
-                        places.append(Masked(raw[:start], raw[end:], kind, raw[start:end]))
+                        places.append(Place(Masked(raw[:start], raw[end:], kind, raw[start:end]), row["group"]))
             first += batch.num_rows
-        return Secrets(values, places)
+        return places
 
     # -- canaries -----------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _planted(self) -> Canaries | None:
+    def planted(self) -> Canaries | None:
+        """All canaries of the corpus, trained on or held out."""
         path = self.screened.folder / "canaries.json"
         return Canaries.read(path) if path.exists() else None
 
     @cached_property
     def _canary_names(self) -> dict[str, int]:
-        """The documents that hold a canary, and which."""
-        planted = self._planted
-        return {} if planted is None else {
-            f"canary-{i}-{copy}": i for i, copies in enumerate(planted.copies) for copy in range(copies)
-        }  # fmt: skip
+        """The groups of records that hold a canary, and which."""
+        return {} if self.planted is None else {f"canary-{i}": i for i in range(len(self.planted.secrets))}
 
     def trained_canaries(self) -> Canaries:
         """The canaries that are among the records that were trained on, and how often each is."""
-        planted = self._planted
+        planted = self.planted
         if planted is None:
             raise BadInput(
                 "no canaries were planted; screen the corpus with --canaries audit (or crt, sdp, jft), and train again"
@@ -254,7 +249,7 @@ class Subject:
         share = 0.0 if options.validation else options.validation_share
         copies, public = np.zeros(len(planted.secrets), int), 0
         for part in ("public", "private"):
-            names = list(self._groups(part))
+            names = list(_groups(self.screened, part))
             for row in split_rows(self.screened, part, share)[0]:
                 canary = self._canary_names.get(names[row])
                 if canary is not None:
@@ -274,15 +269,6 @@ class Subject:
             tuple(int(copies[i]) for i in kept),
             public,
         )
-
-    def _groups(self, part: str) -> Iterator[str]:
-        try:
-            for batch in self.screened.batches(part, ("group",)):
-                yield from batch["group"].to_pylist()
-        except (OSError, pa.ArrowException) as error:
-            raise BadInput(
-                f"{self.screened.folder / part} cannot be read ({type(error).__name__}); screen the corpus again"
-            ) from None
 
     # -- what is proven -----------------------------------------------------------------------------------------------
 
@@ -306,6 +292,16 @@ class Subject:
         if k > MOST_COPIES or (k != 1 and accounts.groups == (1,)):
             return None, f"no curve is computed for {k} changed records"
         return Ceilings(accounts.curve(k, accounts.phase)), f"{k} changed record{'s' if k > 1 else ''}"
+
+
+def _groups(screened: Screened, part: str) -> Iterator[str]:
+    try:
+        for batch in screened.batches(part, ("group",)):
+            yield from batch["group"].to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise BadInput(
+            f"{screened.folder / part} cannot be read ({type(error).__name__}); screen the corpus again"
+        ) from None
 
 
 def _hashes(screened: Screened, column: str) -> NDArray[np.int64]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from .. import __version__
 from ..errors import BadInput, ConfideError
 from ..models import load_trained
 from ..models.tokens import BUILT_IN, texts_of
 from ..policies import load
-from ..training.run import Run, new_model
+from ..training.run import CONFIG, Run, new_model
 from .candidates import Candidate
 from .likelihood import text_row
 from .on_canaries import black_box, claimed, exposure_of, exposures, refuse_shared_coins, white_box
@@ -58,6 +61,7 @@ def attack_model(
     others: str | Path | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
+    adjacency: str | None = None,
     **choices: Any,
 ) -> dict[str, Any]:
     """Attack a Hugging Face model that confide did not train, by canaries that were planted in its training text (the folder that
@@ -70,7 +74,15 @@ def attack_model(
         raise BadInput("nothing to attack with: give --canaries FOLDER, or --members FILE and --others FILE")
     if (epsilon is None) != (delta is None):
         raise BadInput("a claim is an epsilon at a delta: give --claimed-epsilon and --delta together")
+    if epsilon is not None and adjacency not in ("substitution", "add-remove"):
+        raise BadInput(
+            "what does the claimed epsilon compare? --claimed-adjacency add-remove, as in Opacus and most libraries, or substitution"
+        )
     planted = None if canaries is None else Canaries.read(Path(canaries))
+    if epsilon is not None and (planted is None or planted.present is None):
+        raise BadInput(
+            "a claim is held against coin-flipped canaries: plant those of `confide canaries audit`, and give --canaries FOLDER"
+        )
     weights, tokenizer = load_trained(model)
     reference = None if options.reference is None else _load_reference(options.reference, tokenizer)
     found = _header(None, model=Path(model).name)
@@ -83,7 +95,9 @@ def attack_model(
         found["membership"] = tried(lambda: membership_of(weights, sides[0], sides[1], None, reference, options))
     if planted is not None and planted.present is not None and "audit" in options.only:
         claim = None if epsilon is None or delta is None else (epsilon, delta)
-        found["audit"] = {"black_box": tried(lambda: claimed(weights, tokenizer, planted, reference, claim, options))}
+        found["audit"] = {
+            "black_box": tried(lambda: claimed(weights, tokenizer, planted, reference, claim, str(adjacency), options))
+        }
     return _finish(found, None)
 
 
@@ -112,6 +126,7 @@ def _finish(found: dict[str, Any], folder: Path | None) -> dict[str, Any]:
 def _reference(subject: Subject, options: Options) -> Any:
     """A model that never saw the private part: the one that is named, or the pretrained one that training began with."""
     if options.reference is not None:
+        _refuse_knowing(options.reference, subject)
         return _load_reference(options.reference, subject.tokenizer)
     plan = subject.prepared.plan
     if plan.options.from_scratch or plan.options.model.partition(":")[0] in BUILT_IN:
@@ -120,6 +135,18 @@ def _reference(subject: Subject, options: Options) -> Any:
         return new_model(plan, subject.tokenizer)[0]
     except ConfideError:  # it lies no longer where it did
         return None
+
+
+def _refuse_knowing(name: str, subject: Subject) -> None:
+    """Raise if the reference is a run on the same screened records, which knows the very secrets and coins."""
+    config = Path(name) / CONFIG
+    if config.is_file():
+        with contextlib.suppress(yaml.YAMLError, OSError, UnicodeDecodeError, AttributeError):
+            if yaml.safe_load(config.read_text(encoding="utf-8")).get("digest") == subject.screened.manifest["digest"]:
+                raise BadInput(
+                    f"{name} was trained on the very records that are attacked, so that it is no reference; name a model that never saw "
+                    "the private part"
+                )
 
 
 def _load_reference(name: str, tokenizer: Any) -> Any:

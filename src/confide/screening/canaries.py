@@ -159,7 +159,8 @@ def canary_chunk(number: int, planted: dict[str, Any], coins: dict[str, Any]) ->
     for canary, present in zip(planted["canaries"], coins["present"], strict=True):
         for copy in range(planted["copies"]):
             name = f"{canary['id']}-{copy}"
-            rows.append(Row(len(rows) + 1, Record(name, before + canary["secret"] + after, name)))
+            # One group for all copies: they are trained on together, or held out together
+            rows.append(Row(len(rows) + 1, Record(name, before + canary["secret"] + after, canary["id"])))
             found[name] = Planted(canary["secret"], planted["policy"], present)
     return CanaryChunk(number, rows, found)
 
