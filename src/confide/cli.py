@@ -674,7 +674,7 @@ def main(arguments: list[str] | None = None) -> None:
     except ConfideError as error:
         code, message = error.exit_code, str(error)
         if isinstance(error, Contradiction):
-            more["holds"] = False
+            more |= {"holds": False, **(error.found or {})}
     except OSError as error:
         code, message = 1, f"cannot write the answer: {error.strerror}"
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (what is left in the buffer cannot be written either)

@@ -13,7 +13,7 @@ import yaml
 from rich.progress import Progress
 
 from .errors import BadInput
-from .training.options import Options, listed
+from .training.options import Options
 
 SECTIONS = ("out", "corpus", "screen", "train", "attack")  # the last may be left out
 FILES = ("screened_by_hand", "validation", "vocabulary_from", "review", "held_out", "reference")
@@ -83,20 +83,19 @@ def _attack_options(given: dict[str, Any]) -> dict[str, Any]:
     unknown = sorted(given.keys() - known)
     if unknown:
         raise BadInput(f"the section attack has an unknown option {unknown[0][:40]!r}; see `confide attack --help`")
-    chosen: dict[str, Any] = {
-        name: listed(value) if name in ("only", "also") else value for name, value in given.items()
-    }
-    Attack(**chosen)
-    return chosen
+    Attack(**given)
+    return given
 
 
 def _attack(run: Path, chosen: dict[str, Any], progress: Progress) -> None:
-    """Attack a run once; what an earlier attack has contradicted stays contradicted."""
+    """Attack a run once with these options; what an attack with them has contradicted stays contradicted."""
     from .attacks import attack
+    from .attacks.options import Options as Attack
     from .attacks.output import FILE, read_attacks, refuse_contradicted
 
-    if (run / FILE).exists():
-        refuse_contradicted(read_attacks(run / FILE))
+    wanted = json.loads(json.dumps(Attack(**chosen).to_plain()))
+    if (run / FILE).exists() and (found := read_attacks(run / FILE)).get("options") == wanted:
+        refuse_contradicted(found)
     else:
         attack(run, progress=lambda name, total: _task(progress, name, total), **chosen)
 

@@ -182,7 +182,19 @@ def test_a_model_from_elsewhere_is_attacked_by_the_canaries_of_its_corpus(runs, 
     assert found["exposure"]["max"] >= 19
     with pytest.raises(SystemExit) as ended:
         main(
-            ["attack", "--model", str(model), "--canaries", str(planted), "--claimed-epsilon", "0.3", "--delta", "1e-5"]
+            [
+                "attack",
+                "--model",
+                str(model),
+                "--canaries",
+                str(planted),
+                "--claimed-epsilon",
+                "0.1",
+                "--delta",
+                "1e-5",
+                "--claimed-adjacency",
+                "add-remove",
+            ]
         )
     assert ended.value.code == 3
     texts = [one.text for one in dialogues(60, crowd=people(0, 60))]
@@ -227,6 +239,9 @@ def test_canaries_for_other_programs_hide_those_that_the_coin_took_out(tmp_path)
         (["RUN", "--canaries", "x"], "--canaries goes with --model"),
         (["--model", "x", "--papers"], "--papers goes with a run"),
         (["--model", "x"], "nothing to attack with"),
+        (["--model", "x", "--members", "a", "--canaries", "b"], "together with --others"),
+        (["--model", "x", "--canaries", "SCREENED", "--only", "extraction"], "nothing is known"),
+        (["RUN", "--only", "exposure", "--white-box"], "belongs to the audit"),
         (["--model", "x", "--canaries", "x"], "no such file"),
         (["RUN", "--held-out", "RUN"], "no screened corpus"),
         (["RUN", "--held-out", "SCREENED"], "is the corpus that the run was trained on"),
@@ -250,6 +265,73 @@ def test_bad_use_is_explained(runs, corpus, arguments, says, capsys):
     assert says in output.err
     assert ended.value.code == 2
     assert "Traceback" not in output.err
+
+
+def test_an_attack_that_was_asked_for_must_be_made(runs, tmp_path, capsys):
+    shutil.copytree(runs["crt"].folder, tmp_path / "run")
+    with pytest.raises(SystemExit) as ended:
+        main(["attack", str(tmp_path / "run"), "--only", "membership", "--samples", "20"])
+    assert ended.value.code == 2
+    assert "membership could not be attacked" in capsys.readouterr().err
+
+
+def test_attacks_of_other_kinds_are_kept_and_contradictions_with_them(runs, tmp_path):
+    shutil.copytree(runs["crt"].folder, tmp_path / "run")
+    path = tmp_path / "run" / "attacks.json"
+    before = json.loads(path.read_text())
+    before["audit"]["black_box"] |= {"contradicts": True, "says": "it was contradicted"}
+    path.write_text(json.dumps(before))
+    with pytest.raises(Contradiction, match="it was contradicted"):
+        attack(tmp_path / "run", only=("exposure",), seed=0)
+    after = json.loads(path.read_text())
+    assert after["inference"] == before["inference"]
+    assert after["contradictions"] == ["it was contradicted"]
+
+
+def test_a_classifier_or_a_model_that_looks_ahead_is_refused(runs, corpus, tmp_path):
+    import transformers
+
+    small = {
+        "vocab_size": 300,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
+    for model in (
+        transformers.GPT2ForSequenceClassification(
+            transformers.GPT2Config(vocab_size=300, n_positions=32, n_embd=16, n_layer=1, n_head=2)
+        ),
+        transformers.BertForMaskedLM(transformers.BertConfig(**small)),
+    ):
+        folder = tmp_path / type(model).__name__
+        model.save_pretrained(folder)
+        runs["plain"].tokenizer().save_pretrained(folder)
+        with pytest.raises(BadInput, match="no causal language model"):
+            attack_model(folder, corpus.folder)
+
+
+def test_coins_that_masked_every_canary_are_explained(runs, corpus, tmp_path):
+    shutil.copy(corpus.folder / "canaries.json", tmp_path)
+    (tmp_path / "coins.json").write_text(json.dumps({"present": [False] * 30}))
+    with pytest.raises(BadInput, match="every coin masked"):
+        attack_model(runs["plain"].folder / "model", tmp_path, only=("exposure",))
+
+
+def test_a_contradiction_is_told_with_its_numbers(runs, corpus, home, capsys):
+    planted = home / "once"
+    planted.mkdir()
+    for name in ("canaries.json", "coins.json"):
+        (planted / name).write_text((corpus.folder / name).read_text().replace('"copies": 3', '"copies": 1'))
+    with pytest.raises(SystemExit) as ended:
+        main(
+            ["attack", "--model", str(runs["plain"].folder / "model"), "--canaries", str(planted), "--claimed-epsilon", "0.1",
+             "--delta", "1e-5", "--claimed-adjacency", "substitution", "--only", "audit", "--json"]
+        )  # fmt: skip
+    told = json.loads(capsys.readouterr().out)
+    assert (ended.value.code, told["exit_code"], told["holds"]) == (3, 3, False)
+    assert told["audit"]["black_box"]["lower_bound"] > 0.1
+    assert told["claim"]["adjacency"] == "substitution"
 
 
 def test_options_are_checked(runs):

@@ -213,6 +213,7 @@ def _exact(
     numbers = np.zeros(len(signs), dtype=np.int64)
     for place in range(space.length):
         numbers = numbers * len(space.alphabet) + signs[:, place]
+    check_fits(model, build(*tokenise(tokenizer, space, np.unique(signs, axis=0))))  # before a million of them
     tokens = tokenise(tokenizer, space, space.all_signs())
     tree = build(*tokens)
     check_fits(model, tree)

@@ -121,7 +121,15 @@ def reconstruct(
             model, tokenizer, prompts, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
             coins=coins,
         )  # fmt: skip
-        options = [_proposed(one, made[at * samples :][:samples], policy) for at, one in enumerate(some)]
+        most = context(model)
+        options = [
+            [
+                value
+                for value in _proposed(one, made[at * samples :][:samples], policy)
+                if _readable(tokenizer, value, most)
+            ]
+            for at, one in enumerate(some)
+        ]
         right = [
             {n for n, value in enumerate(values) if _bare(value) == _bare(one.value)}
             for one, values in zip(some, options, strict=True)
@@ -262,6 +270,10 @@ def _ranked(
         rank = next((at for at, n in enumerate(order, 1) if int(n) in true), None)
         played.append(_Played(one.kind, rank, len(own)))
     return played
+
+
+def _readable(tokenizer: Any, value: str, limit: int | None) -> bool:
+    return limit is None or len(text_row(tokenizer, value).ids) - 1 <= limit
 
 
 def _fitting(tokenizer: Any, example: Masked, values: Sequence[str], limit: int | None) -> tuple[str, str]:

@@ -35,6 +35,8 @@ def exposure_of(model: Any, tokenizer: Any, canaries: Canaries, options: Options
     """Exposure of the canaries that are in the training text; of those that a coin took out, as a control."""
     space, tick = Space.of(canaries.format), options.progress("exposure", None)
     present = canaries.present or (True,) * len(canaries.secrets)
+    if not any(present):
+        raise BadInput("every coin masked its canary, so that none is in the training text; plant more of them")
     found = exposure(model, tokenizer, space, canaries.secrets, seed=options.seed, tick=tick)
     control = [one for one, there in zip(found["canaries"], present, strict=True) if not there]
     if control:

@@ -20,9 +20,9 @@ from .protocols import PRESETS, generated_like, protocol
 from .subject import Place, Subject
 
 GROUP = 20
-NO_OTHERS = (
-    "no held-out private records: train with --validation-share above 0, or name a corpus that was screened in the same way with "
-    "--held-out DIR"
+MORE_HELD = (
+    "train with a larger --validation-share (and without --validation), or name a corpus of other documents that was screened in the "
+    "same way with --held-out DIR"
 )
 NO_COIN = "which records were held out was no coin between a secret and its mask"
 
@@ -32,15 +32,17 @@ def memberships(
 ) -> dict[str, Any]:
     """Private records that were trained on against held-out ones, as training saw them."""
     rng = np.random.default_rng(options.seed)
+    if not subject.screened.manifest["private"]:
+        raise BadInput("the private part is empty, so that there is nothing to infer")
     mine, theirs = subject.alone(foreign)
     trained = subject.trained[mine[subject.trained]]
     others = subject.held[mine[subject.held]] if foreign is None else np.flatnonzero(theirs)
     if not len(subject.held if foreign is None else theirs):
-        raise BadInput(NO_OTHERS)
+        raise BadInput(f"no private record was held out: {MORE_HELD}")
     if len(trained) < FEWEST or len(others) < FEWEST:
         raise BadInput(
             f"of the private records only {len(trained):,} that were trained on and {len(others):,} that were held out have a text "
-            f"of their own, and each side needs {FEWEST}; hold out more with --validation-share, or name --held-out DIR"
+            f"that no other has, and each side needs {FEWEST}: {MORE_HELD}"
         )
     members, classes = subject.candidates(_some(trained, options.samples, rng))
     held, held_classes = subject.candidates(_some(others, options.samples, rng), foreign)
@@ -90,19 +92,20 @@ def _protocols(subject: Subject, policy: Policy | None, rng: np.random.Generator
     }
 
 
-def extractions(subject: Subject, policy: Policy | None, options: Options) -> dict[str, Any]:
+def extractions(subject: Subject, foreign: Screened | None, policy: Policy | None, options: Options) -> dict[str, Any]:
     """What the model writes by itself, and what it says about secrets whose place is known; beside held-out ones."""
     names = ("extraction", "inference", "reconstruction")
     rng = np.random.default_rng(options.seed)
     try:
         subject.must_write_text()
-        trained, held = _own(*(subject.secrets(rows, policy) for rows in (subject.trained, subject.held)))
+        rows = subject.held if foreign is None else np.arange(foreign.manifest["private"])
+        trained, held = _own(subject.secrets(subject.trained, policy), subject.secrets(rows, policy, foreign))
         if not trained:
             raise BadInput(
                 "no secret was found in the private records; name what the secrets are with --secrets POLICY"
             )
         if not held:
-            raise BadInput("no held-out record holds a secret to compare with; train with a larger --validation-share")
+            raise BadInput(f"no held-out record holds a secret of its own to compare with: {MORE_HELD}")
     except BadInput as error:
         return {name: {"skipped": str(error)} for name in names}
     model, tokenizer, seed = subject.model, subject.tokenizer, options.seed

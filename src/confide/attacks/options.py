@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..accounting.events import check_count
@@ -20,7 +20,7 @@ Show = Callable[[str, str], object]  # a type of secret, and one that was extrac
 class Options:
     """How to attack. `secrets`: the policy that says what the private part's secrets are, if not what screening found."""
 
-    only: tuple[str, ...] = ATTACKS
+    only: tuple[str, ...] | None = None  # None: all that can be made; those that are named must be made
     samples: int = 1000
     reference: str | None = None
     held_out: str | None = None
@@ -34,7 +34,12 @@ class Options:
     show: Show | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.only or not set(self.only) <= set(ATTACKS):
+        for name in ("only", "also"):
+            value = getattr(self, name)
+            if isinstance(value, str | list):  # as in a configuration
+                names = value.split(",") if isinstance(value, str) else value
+                object.__setattr__(self, name, tuple(str(one).strip() for one in names if str(one).strip()))
+        if self.only is not None and (not self.only or not set(self.only) <= set(ATTACKS)):
             raise BadInput(f"the attacks are {', '.join(ATTACKS)}; name some of them with --only, separated by commas")
         check_count("--samples", self.samples, low=20, high=10**6)
         if self.guesses is not None:
@@ -47,6 +52,18 @@ class Options:
         for name in ("papers", "white_box"):
             if not isinstance(getattr(self, name), bool):
                 raise BadInput(f"--{name.replace('_', '-')} is true or false")
+        if not isinstance(self.also, tuple) or not all(isinstance(one, str) for one in self.also):
+            raise BadInput("--also names the folders of runs")
+        for name in ("white_box", "also", "guesses"):
+            if getattr(self, name) and not self.wants("audit"):
+                raise BadInput(f"--{name.replace('_', '-')} belongs to the audit, which --only leaves out")
+
+    def wants(self, attack: str) -> bool:
+        return self.only is None or attack in self.only
+
+    def to_plain(self) -> dict[str, Any]:
+        """What decides the attacks, for attacks.json."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("progress", "show")}
 
 
 def tried(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:

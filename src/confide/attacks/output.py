@@ -15,8 +15,10 @@ from ..accounting.guarantees import up
 from ..errors import BadInput, ConfideError, Contradiction
 from ..screening.output import write_private
 from ..terminal import say
+from .audit import down
 
 FILE = "attacks.json"
+PARTS = ("exposure", "membership", "extraction", "inference", "reconstruction", "audit")
 Line = tuple[str, str, str, str]  # attack, measured, chance, proven ceiling
 
 
@@ -38,6 +40,18 @@ def read_attacks(path: Path) -> dict[str, Any]:
     raise BadInput(f"{path} is damaged; remove it and attack again")
 
 
+def undone(part: dict[str, Any]) -> str | None:
+    """Why an attack could not be made; None if it was, or any of its ways."""
+    if "skipped" in part:
+        return str(part["skipped"])
+    ways = [one for one in part.values() if isinstance(one, dict)]
+    if set(part) <= {"black_box", "white_box", "with_prompt", "without_prompt"} and all(
+        "skipped" in one for one in ways
+    ):
+        return str(ways[0]["skipped"])
+    return None
+
+
 def refuse_contradicted(found: dict[str, Any]) -> None:
     """Raise `Contradiction` if an attack has shown that the certificate does not hold."""
     if found["contradictions"]:
@@ -48,6 +62,11 @@ def show_attacks(console: Console, found: dict[str, Any]) -> None:
     """A line for each attack: measured, beside what chance gives and what the certificate allows."""
     stated = found["certificate"]
     about = "no certificate, so that nothing is promised and nothing can be contradicted"
+    if "claim" in found:
+        claim = found["claim"]
+        about = (
+            f"claimed: epsilon {claim['epsilon']:g} at delta {claim['delta']:g} for one record ({claim['adjacency']})"
+        )
     if stated is not None:
         promise = (
             "no finite bound"
@@ -65,8 +84,6 @@ def show_attacks(console: Console, found: dict[str, Any]) -> None:
         console.print(table, highlight=False)
     for name, why in _left(found):
         say(console, f"[dim]{name}: {escape(why)}[/]")
-    for text in found["contradictions"]:
-        say(console, f"[bold red]{escape(text)}[/]")
 
 
 def _lines(found: dict[str, Any]) -> Iterator[Line]:
@@ -90,6 +107,7 @@ def _exposure_lines(part: dict[str, Any]) -> Iterator[Line]:
     chance, ceiling = part["chance"], part.get("ceiling") or {}
     number = part["number"]
     copies = "" if part["copies"] == 1 else f", {part['copies']} copies each"
+    copies += "" if part["way"] == "exact" else " (sampled)"
     if number > 1:
         mean = f"{part['mean']:.2f} bits{_range(part['mean_interval'], '{:.2f}')}"
         most = f"{ceiling['mean']:.2f}" if ceiling else "none"
@@ -138,13 +156,14 @@ def _extraction_lines(part: dict[str, Any]) -> Iterator[Line]:
 def _game_line(title: str, part: dict[str, Any]) -> Line:
     mine, control = (part["all"]["top_1"][side] for side in ("training", "control"))
     among = f", the likeliest of {part['number']}" if "number" in part else ", the likeliest proposal"
-    return f"{title}{among}", _rate(mine), f"{_rate(control)} held out", "none"
+    chance = f"{part['chance']['top_1']:.0%}; " if "chance" in part else ""
+    return f"{title}{among}", _rate(mine), f"{chance}{_rate(control)} held out", "none"
 
 
 def _audit_lines(title: str, part: dict[str, Any]) -> Iterator[Line]:
-    measured = f"epsilon ≥ {part['lower_bound']:.2f} ({part['right']:,} of {part['guesses']:,} guesses right)"
+    measured = f"epsilon ≥ {down(part['lower_bound'])} ({part['right']:,} of {part['guesses']:,} guesses right)"
     ceiling = "none" if part["certified"] is None else f"epsilon ≤ {up(part['certified'])}"
-    yield f"{title}, {part['canaries']:,} coins", measured, f"0 (could show {part['reach']:.2f})", ceiling
+    yield f"{title}, {part['canaries']:,} coins", measured, f"0 (could show {down(part['reach'])})", ceiling
     coins = part.get("coins")
     if coins is not None:
         most = f"{coins['ceiling']['accuracy']:.1%}" if coins["ceiling"] else "none"
@@ -159,7 +178,9 @@ def _left(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 yield f"{name} ({key.replace('_', ' ')})" if key != name else name, one["skipped"]
             elif isinstance(one, dict) and one.get("no_ceiling"):
                 yield f"{name}, no ceiling", one["no_ceiling"]
-            elif name == "audit" and isinstance(one, dict):
+            elif (
+                name == "audit" and isinstance(one, dict) and not one["contradicts"]
+            ):  # which is an error, and said as such
                 yield name, one["says"]
 
 

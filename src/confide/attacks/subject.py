@@ -45,16 +45,11 @@ class Canaries:
     copies: tuple[int, ...] = ()
     public: int = 0  # records with a canary that training read without noise
 
-    @property
-    def space(self) -> int:
-        from .exposure import Space
-
-        return Space.of(self.format).size
-
     @classmethod
     def read(cls, path: Path) -> Canaries:
         """From canaries.json, or the folder that holds it; coins.json lies beside it, if coins were flipped."""
         path = path / "canaries.json" if path.is_dir() else path
+        secrets: tuple[str, ...] = ()
         try:
             planted = json.loads(path.read_text(encoding="utf-8"))
             secrets = tuple(str(one["secret"]) for one in planted["canaries"])
@@ -71,13 +66,20 @@ class Canaries:
                 (int(planted.get("copies", 1)),) * len(secrets),
             )
         except FileNotFoundError as error:
-            raise BadInput(f"{error.filename}: no such file; `confide canaries SPEC -o DIR` makes one") from None
+            made = (
+                "restore it: new coins say nothing about a model that was trained"
+                if secrets
+                else "`confide canaries SPEC -o DIR` makes one"
+            )
+            raise BadInput(f"{error.filename}: no such file; {made}") from None
         except (OSError, ValueError, KeyError, TypeError):
             raise BadInput(
                 f"{path} (or coins.json beside it) is no list of canaries: it holds a format and canaries, each with its secret"
             ) from None
-        if not secrets or (present is not None and len(present) != len(secrets)):
-            raise BadInput(f"{path}: there must be at least one canary, and one coin for each; plant them again")
+        if not secrets or min(found.copies) < 1 or (present is not None and len(present) != len(secrets)):
+            raise BadInput(
+                f"{path}: there must be at least one canary, each once or more, and one coin for each; plant them again"
+            )
         return found
 
 
@@ -210,12 +212,12 @@ class Subject:
                 classes.append(tokens.label)
         return found, classes
 
-    def secrets(self, rows: NDArray[np.int64], policy: Policy | None) -> list[Place]:
+    def secrets(self, rows: NDArray[np.int64], policy: Policy | None, screened: Screened | None = None) -> list[Place]:
         """The secrets of private records in their raw text: what screening found, or what `policy` finds."""
         wanted = set(rows[:MOST_SECRETS].tolist())
         places: list[Place] = []
         first = 0
-        for batch in self.screened.batches("private", ("raw", "spans", "group"), 1 << 12):
+        for batch in (screened or self.screened).batches("private", ("raw", "spans", "group"), 1 << 12):
             for at, row in enumerate(batch.to_pylist(), first):
                 if at in wanted:
                     raw = row["raw"]

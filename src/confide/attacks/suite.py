@@ -9,17 +9,19 @@ from typing import Any
 import yaml
 
 from .. import __version__
+from ..accounting.events import check_number
 from ..errors import BadInput, ConfideError
 from ..models import load_trained
+from ..models.loading import refuse_other_models
 from ..models.tokens import BUILT_IN, texts_of
 from ..policies import load
 from ..training.run import CONFIG, Run, new_model
 from .candidates import Candidate
-from .likelihood import text_row
+from .likelihood import Row, context, text_row
 from .on_canaries import black_box, claimed, exposure_of, exposures, refuse_shared_coins, white_box
 from .on_records import extractions, membership_of, memberships, screened_alike
 from .options import Options, tried
-from .output import FILE, refuse_contradicted, write_attacks
+from .output import FILE, PARTS, read_attacks, refuse_contradicted, undone, write_attacks
 from .subject import Canaries, Subject
 
 SHAREABLE = ("exposure", "audit")  # they are about invented secrets only (guarantees §7)
@@ -40,17 +42,17 @@ def attack(run: str | Path | Run, **choices: Any) -> dict[str, Any]:
     refuse_shared_coins([subject, *others])
     reference = _reference(subject, options)
     found = _header(subject.certificate, run=folder.name, method=subject.prepared.plan.options.method)
-    if "exposure" in options.only:
+    if options.wants("exposure"):
         found["exposure"] = tried(lambda: exposures(subject, options))
-    if "membership" in options.only:
+    if options.wants("membership"):
         found["membership"] = tried(lambda: memberships(subject, foreign, policy, reference, options))
-    if "extraction" in options.only:
-        found |= extractions(subject, policy, options)
-    if "audit" in options.only:
+    if options.wants("extraction"):
+        found |= extractions(subject, foreign, policy, options)
+    if options.wants("audit"):
         found["audit"] = {"black_box": tried(lambda: black_box([subject, *others], reference, options))}
         if options.white_box:
             found["audit"]["white_box"] = tried(lambda: white_box(subject, options))
-    return _finish(found, folder)
+    return _finish(found, options, folder)
 
 
 def attack_model(
@@ -70,8 +72,12 @@ def attack_model(
     `epsilon` and `delta` are what is claimed for one record: an audit of coin-flipped canaries is held against them.
     """
     options = Options(**choices)
-    if canaries is None and (members is None or others is None):
-        raise BadInput("nothing to attack with: give --canaries FOLDER, or --members FILE and --others FILE")
+    if (members is None) != (others is None) or (canaries is None and members is None):
+        raise BadInput("nothing to attack with: give --canaries FOLDER, or --members FILE together with --others FILE")
+    if options.only is not None and "extraction" in options.only:
+        raise BadInput(
+            "extraction looks for the secrets of a run's private part; of another model nothing is known about them"
+        )
     if (epsilon is None) != (delta is None):
         raise BadInput("a claim is an epsilon at a delta: give --claimed-epsilon and --delta together")
     if epsilon is not None and adjacency not in ("substitution", "add-remove"):
@@ -79,26 +85,36 @@ def attack_model(
             "what does the claimed epsilon compare? --claimed-adjacency add-remove, as in Opacus and most libraries, or substitution"
         )
     planted = None if canaries is None else Canaries.read(Path(canaries))
+    if epsilon is not None and delta is not None:
+        check_number("--claimed-epsilon", epsilon, 0, 1e6, low_open=False)
+        check_number("--delta", delta, 0, 1, low_open=False)
     if epsilon is not None and (planted is None or planted.present is None):
         raise BadInput(
             "a claim is held against coin-flipped canaries: plant those of `confide canaries audit`, and give --canaries FOLDER"
         )
     weights, tokenizer = load_trained(model)
     reference = None if options.reference is None else _load_reference(options.reference, tokenizer)
+    refuse_other_models(weights, str(model))
     found = _header(None, model=Path(model).name)
-    if planted is not None and "exposure" in options.only:
+    if epsilon is not None:
+        found["claim"] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
+    if planted is not None and options.wants("exposure"):
         found["exposure"] = tried(lambda: exposure_of(weights, tokenizer, planted, options))
-    if members is not None and others is not None and "membership" in options.only:
-        sides = [
-            [Candidate(text_row(tokenizer, text), text) for text in texts_of(Path(file))] for file in (members, others)
-        ]
+    if members is not None and others is not None and options.wants("membership"):
+        sides = [[_cut(weights, tokenizer, text) for text in texts_of(Path(file))] for file in (members, others)]
         found["membership"] = tried(lambda: membership_of(weights, sides[0], sides[1], None, reference, options))
-    if planted is not None and planted.present is not None and "audit" in options.only:
+    if planted is not None and planted.present is not None and options.wants("audit"):
         claim = None if epsilon is None or delta is None else (epsilon, delta)
         found["audit"] = {
             "black_box": tried(lambda: claimed(weights, tokenizer, planted, reference, claim, str(adjacency), options))
         }
-    return _finish(found, None)
+    return _finish(found, options, None)
+
+
+def _cut(model: Any, tokenizer: Any, text: str) -> Candidate:
+    """A text as far as the model sees it, as training would have cut it."""
+    most, ids = context(model), text_row(tokenizer, text).ids
+    return Candidate(Row(ids if most is None else ids[: most + 1]), text)
 
 
 def _header(certificate: dict[str, Any] | None, **of: Any) -> dict[str, Any]:
@@ -114,13 +130,30 @@ def _header(certificate: dict[str, Any] | None, **of: Any) -> dict[str, Any]:
     return {"confide_attacks": 1, "confide": __version__, **of, "certificate": stated, "shareable": list(SHAREABLE)}
 
 
-def _finish(found: dict[str, Any], folder: Path | None) -> dict[str, Any]:
+def _finish(found: dict[str, Any], options: Options, folder: Path | None) -> dict[str, Any]:
+    """Write what was found, beside what earlier attacks of other kinds found; then raise what must not pass in silence."""
+    if folder is not None and (folder / FILE).exists():
+        before = read_attacks(folder / FILE)
+        if before["certificate"] == found["certificate"]:
+            found = {**{name: part for name, part in before.items() if name in PARTS and name not in found}, **found}
     parts = (found.get("exposure", {}), *found.get("audit", {}).values())
     found["contradictions"] = [part["says"] for part in parts if part.get("contradicts")]
+    found["options"] = options.to_plain()
     if folder is not None:
         write_attacks(folder / FILE, found)
     refuse_contradicted(found)
+    _refuse_undone(found, options)
     return found
+
+
+def _refuse_undone(found: dict[str, Any], options: Options) -> None:
+    """Raise if an attack that was asked for by name, or every single one, could not be made."""
+    reasons = {name: reason for name in PARTS if name in found and (reason := undone(found[name])) is not None}
+    asked = [name for name in options.only or () if name in reasons]
+    if asked:
+        raise BadInput(f"{asked[0]} could not be attacked: {reasons[asked[0]]}")
+    if reasons and all(name in reasons for name in PARTS if name in found):
+        raise BadInput(f"no attack could be made; the first, {next(iter(reasons))}: {next(iter(reasons.values()))}")
 
 
 def _reference(subject: Subject, options: Options) -> Any:

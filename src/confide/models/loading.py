@@ -329,6 +329,14 @@ def longest(model: Any) -> int | None:
     return found
 
 
+def refuse_other_models(model: Any, spec: str) -> None:
+    """Raise unless a model is a causal language model, which alone gives texts a probability word by word."""
+    if (not hasattr(model, "lm_head") and model.get_output_embeddings() is None) or _looks_ahead(model):
+        raise BadInput(
+            f"{spec} is no causal language model ({type(model).__name__}): it gives no text a probability, and writes none"
+        )
+
+
 @torch.no_grad()
 def _looks_ahead(model: Any) -> bool:
     """Whether the last token changes the logits before it."""
