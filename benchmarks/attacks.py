@@ -113,7 +113,7 @@ def one(name: str, digits: int, rounds: int, part: int, threads: int, folder: st
     import numpy as np
     import torch
 
-    from confide.attacks.exposure import Space, tokenise
+    from confide.attacks.spaces import Space, tokenise
     from confide.attacks.tree import build, score
     from confide.models.tokens import pretrained
 

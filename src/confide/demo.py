@@ -117,7 +117,8 @@ def _train(plan: Any, folder: Path, console: Console) -> Any:
 
 def _compare(run: Any) -> dict[str, Any]:
     """What a model has learned: of the corpus, and of the planted secret."""
-    from .attacks.exposure import Space, exposure
+    from .attacks.exposure import exposure
+    from .attacks.spaces import Space
     from .generation import generate
 
     summary = run.summary()

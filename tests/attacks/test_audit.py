@@ -21,7 +21,7 @@ from confide.attacks.audit import (
     pooled,
     promised,
 )
-from confide.attacks.scoring import secret_row
+from confide.attacks.spaces import Space, rows, tokenise
 from confide.errors import BadInput
 from confide.models.tokens import encode, train_bpe
 
@@ -328,17 +328,18 @@ def test_the_coins_are_no_argument_of_the_scores():
 def test_the_tokens_that_count_hold_the_secret_and_little_else(tokenizer, form):
     digits = 1 if "digits:1" in form else 6
     for secret in ("111111"[:digits], "341752"[:digits]):
-        row = secret_row(tokenizer, form, secret)
+        space = Space.of(form)
+        row = rows(tokenise(tokenizer, space, space.signs([secret, "9" * digits])))[0]
         text = form.replace(f"{{digits:{digits}}}", secret)
-        assert list(row.ids[1:]) == encode(tokenizer, text)
+        assert list(row.ids[1:]) == encode(tokenizer, text)[: len(row.ids) - 1]
         chosen = np.flatnonzero(row.target)
         assert len(chosen)
         assert (np.diff(chosen) == 1).all()
         assert not row.target[0]
         held = tokenizer.decode([row.ids[n] for n in chosen])
         before, after = form.split("{")[0], form.split("}")[1]
-        assert secret in held if not (before and after and before[-1] == after[0]) else len(held) >= digits
-        assert len(held) <= digits + 4
+        assert secret[1:] in held
+        assert len(held) <= len(before[-2:]) + digits + len(after[:4])
 
 
 def memorise(model, tokenizer, texts):

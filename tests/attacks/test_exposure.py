@@ -10,8 +10,10 @@ import transformers
 from scipy import stats
 
 from confide.attacks import exposure as module
-from confide.attacks.exposure import Space, chance, exposure, tokenise
+from confide.attacks import spaces
+from confide.attacks.exposure import chance, exposure
 from confide.attacks.likelihood import score_rows, text_row
+from confide.attacks.spaces import Space, tokenise
 from confide.attacks.tree import build, score
 from confide.errors import BadInput, Refused
 from confide.models import build as build_model
@@ -269,16 +271,16 @@ def test_tokens_are_those_of_the_whole_text_up_to_the_end_of_the_secret(joined, 
 
 def test_composed_tokens_are_those_of_the_tokenizer(digits, monkeypatch):
     space = Space.of(FORMAT)
-    assert module._apart(digits, space) is not None
+    assert spaces._apart(digits, space) is not None
     composed = tokenise(digits, space, space.all_signs())
-    monkeypatch.setattr(module, "_apart", lambda tokenizer, space: None)
+    monkeypatch.setattr(spaces, "_apart", lambda tokenizer, space: None)
     known = tokenise(digits, space, space.all_signs())
     assert composed.stem == known.stem
     np.testing.assert_array_equal(composed.paths, known.paths)
 
 
 def test_a_tokenizer_that_joins_signs_is_not_taken_apart(joined):
-    assert module._apart(joined, Space.of(FORMAT)) is None
+    assert spaces._apart(joined, Space.of(FORMAT)) is None
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ import torch
 import transformers
 
 from confide.attacks import tree as trees
-from confide.attacks.exposure import Space, Tokenised, tokenise
 from confide.attacks.likelihood import Row, log_likelihoods
+from confide.attacks.spaces import Space, Tokenised, tokenise
 from confide.attacks.tree import build, score
 from confide.errors import BadInput
 from confide.models import build as build_model

@@ -1,18 +1,14 @@
 """Exposure: how far up a planted secret stands among all values that it could have had. A model and canaries come in;
 ranks, exposures, their chance levels and intervals go out, by the canaries' positions and never by their values.
 
-A candidate is scored by the total log-likelihood of its tokens, from the first one in which candidates differ to the one
-that holds the secret's last sign. The whole text is tokenised, so that tokens are those of training; what stands behind
-the secret is not scored.
+A candidate is scored by the total log-likelihood of its tokens (`spaces` says which they are).
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,21 +16,16 @@ from scipy import stats
 
 from ..accounting.ceilings import chance_exposure
 from ..errors import BadInput, Refused
-from ..models.tokens import encode, first_id, own_vocabulary
-from ..records import escape
-from ..screening.canaries import _SLOT
-from ..screening.canaries import Canaries as Format
 from .likelihood import Row, log_likelihoods
+from .spaces import Space, Tokenised, tokenise
 from .statistics import clopper_pearson
 from .tree import AGREE, Scored, Tree, build, check_fits, score
 
 Floats = NDArray[np.float64]
-Signs = NDArray[np.uint8]
 Tick = Callable[[int], object]
 
 WAYS = ("auto", "exact", "sampled")
 TIE = 1e-6  # of a score: closer ones differ by rounding only
-TEXTS = 8192  # tokenised at a time
 FEW = 10  # fewer samples above a canary say little about its rank
 DRAWS = 200  # of the bootstrap
 SIMULATED = 20_000  # draws of ranks where a small space makes them coarse
@@ -42,65 +33,6 @@ NORMALISED = (
     "perplexity per token of the whole text, as in the papers; where secrets take unequal numbers of tokens, this is not "
     "the order of their likelihoods"
 )
-
-
-@dataclass(frozen=True)
-class Space:
-    """All values that a secret could have: `length` signs of `alphabet`, between a prefix and a suffix."""
-
-    prefix: str
-    suffix: str
-    alphabet: str
-    length: int
-
-    @classmethod
-    def of(cls, written: str) -> Space:
-        """The space of a canary's format.
-
-        >>> space = Space.of("My ID is: {digits:6}")
-        >>> space.size, space.candidate(42)
-        (1000000, '000042')
-        """
-        alphabet, length = Format(format=written, number=1).slot
-        before, after = (escape(part) for part in _SLOT.sub("\0", written, count=1).split("\0"))
-        return cls(before, after, alphabet, length)
-
-    @property
-    def size(self) -> int:
-        return int(len(self.alphabet) ** self.length)
-
-    def candidate(self, number: int) -> str:
-        """The value of that number, in the alphabet's order."""
-        if not 0 <= number < self.size:
-            raise BadInput(f"there are {self.size} candidates, numbered from 0: no candidate {number}")
-        signs = []
-        for _ in range(self.length):
-            number, sign = divmod(number, len(self.alphabet))
-            signs.append(self.alphabet[sign])
-        return "".join(reversed(signs))
-
-    def signs(self, secrets: Sequence[str]) -> Signs:
-        """Places in the alphabet, a row for each secret."""
-        for position, secret in enumerate(secrets):
-            if len(secret) != self.length or set(secret) - set(self.alphabet):
-                raise BadInput(f"canary {position} does not fit its format: {self.length} signs of {self.alphabet!r}")
-        return np.array([[self.alphabet.index(sign) for sign in secret] for secret in secrets], dtype=np.uint8)
-
-    def all_signs(self) -> Signs:
-        """Every candidate, in order."""
-        number = np.arange(self.size)
-        signs = np.empty((self.size, self.length), dtype=np.uint8)
-        for place in reversed(range(self.length)):
-            number, signs[:, place] = np.divmod(number, len(self.alphabet))
-        return signs
-
-
-class Tokenised(NamedTuple):
-    """What all candidates begin with, bos first, and the tokens after it up to the secret's end; −1 behind them."""
-
-    stem: list[int]
-    paths: NDArray[np.int32]
-    lengths: NDArray[np.int64]
 
 
 def exposure(
@@ -317,87 +249,3 @@ def _tail(known: Floats, mine: float, bits: float) -> float:
     centre = float(known.mean()) - scale * delta * math.sqrt(2 / math.pi)
     tail = float(stats.skewnorm.sf(mine, delta / math.sqrt(1 - delta**2), centre, scale))
     return min(bits, -math.log2(tail)) if tail > 0 else bits
-
-
-# -- tokens ------------------------------------------------------------------------------------------------------------
-
-
-def tokenise(tokenizer: Any, space: Space, signs: Signs) -> Tokenised:
-    """The tokens of candidates, framed as in training: [bos] + the tokens of the text."""
-    table = _apart(tokenizer, space)
-    if table is not None:
-        return Tokenised(
-            table[0], table[1][np.arange(space.length), signs], np.full(len(signs), space.length, dtype=np.int64)
-        )
-    found = _encode(tokenizer, space, signs)
-    lengths = np.array([len(ids) for ids in found], dtype=np.int64)
-    paths = np.full((len(found), int(lengths.max())), -1, dtype=np.int32)
-    for row, ids in zip(paths, found, strict=True):
-        row[: len(ids)] = ids
-    same = (paths == paths[:1]).all(0)
-    same[int(lengths.min()) - 1 :] = False  # every candidate keeps a token of its own
-    shared = int(same.argmin()) if not same.all() else 0
-    return Tokenised([first_id(tokenizer), *paths[0, :shared].tolist()], paths[:, shared:], lengths - shared)
-
-
-def _encode(tokenizer: Any, space: Space, signs: Signs) -> list[list[int]]:
-    """The ids of each candidate's text, up to the token that holds the secret's last sign."""
-    letters = np.array(list(space.alphabet))
-    end = len(space.prefix) + space.length
-    found: list[list[int]] = []
-    if not getattr(tokenizer, "is_fast", False) and space.suffix:
-        raise BadInput(
-            "where the secret ends among its tokens is known to fast tokenizers (tokenizer.json) only; name one"
-        )
-    for low in range(0, len(signs), TEXTS):
-        secrets = ["".join(row) for row in letters[signs[low : low + TEXTS]]]
-        texts = [space.prefix + secret + space.suffix for secret in secrets]
-        encode(tokenizer, texts[0])  # leaves the backend without truncation, and special tokens as letters
-        if not getattr(tokenizer, "is_fast", False):
-            found += [encode(tokenizer, text) for text in texts]
-        elif not space.suffix:
-            backend = tokenizer.backend_tokenizer
-            batch = getattr(backend, "encode_batch_fast", backend.encode_batch)
-            found += [one.ids for one in batch(texts, add_special_tokens=False)]
-        else:
-            batch = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
-            found += [one.ids[: sum(start < end for start, _ in one.offsets)] for one in batch]
-    if not all(found):
-        raise BadInput(
-            "the tokenizer makes no token of some candidate, so that it cannot be ranked; take another tokenizer"
-        )
-    return found
-
-
-def _apart(tokenizer: Any, space: Space) -> tuple[list[int], NDArray[np.int32]] | None:
-    """Where every sign is a token of its own: the stem, and the token of each sign at each place; None elsewhere.
-
-    If no token of the vocabulary holds two signs, tokens cannot depend on more than the place and, at most, a neighbour:
-    all signs, all pairs of neighbours and some random candidates are tokenised to see that they do not. A million
-    candidates then need no tokenizer.
-    """
-    if not getattr(tokenizer, "is_fast", False):
-        return None
-    two = re.compile(f"[{re.escape(space.alphabet)}]{{2}}")
-    if any(two.search(token) for token in own_vocabulary(tokenizer) if not re.fullmatch("<0x[0-9A-F]{2}>", token)):
-        return None
-    number, rng = len(space.alphabet), np.random.default_rng(0)
-    base = np.zeros((space.length, number, number, space.length), dtype=np.uint8)
-    for place in range(space.length):
-        base[place, :, :, place] = np.arange(number)[:, None]
-        base[place, :, :, (place + 1) % space.length] = np.arange(number)
-    tried = np.concatenate(
-        [base.reshape(-1, space.length), rng.integers(0, number, (2000, space.length), dtype=np.uint8)]
-    )
-    if len(tried) > 2 * space.size:
-        return None
-    found = _encode(tokenizer, space, tried)
-    if len(set(map(len, found))) > 1 or len(found[0]) < space.length:
-        return None
-    ids = np.array(found, dtype=np.int32)
-    stem, paths = ids[:, : -space.length], ids[:, -space.length :]
-    table = np.zeros((space.length, number), dtype=np.int32)
-    for place in range(space.length):
-        table[place, tried[:, place]] = paths[:, place]
-    same = (stem == stem[:1]).all() and (table[np.arange(space.length), tried] == paths).all()
-    return ([first_id(tokenizer), *stem[0].tolist()], table) if same else None

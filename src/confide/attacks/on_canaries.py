@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from ..accounting.ceilings import Ceilings
 from ..errors import BadInput
 from . import audit
-from .exposure import Space, exposure, summary
+from .exposure import exposure, summary
 from .gradients import engine_audit
 from .options import Options
+from .spaces import Space
 from .statistics import measure, split
 from .subject import Canaries, Subject
 

@@ -13,11 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..accounting.events import check_count
-from ..errors import BadInput
-from ..models.tokens import encode, first_id
-from ..records import escape
-from ..screening.canaries import _SLOT, ALPHABETS
-from .likelihood import Row, log_likelihoods
+from .likelihood import log_likelihoods
+from .spaces import Signs, Space, tokenise
+from .spaces import rows as rows_of
 
 SHRINKAGE = (0.1, 1.0, 10.0, 100.0, 1000.0, math.inf)  # of the calibration's weights; inf: the mean alone
 
@@ -46,60 +44,31 @@ def canary_scores(
     canaries and fresh randomness: calibration makes guesses better or worse, never invalid. A reference must not have seen
     these coins either: the pretrained or the public-only model, not one that trained on the same canaries.
     """
-    alphabet, length = _slot(format)
-    if not secrets or any(len(secret) != length or set(secret) - set(alphabet) for secret in secrets):
-        raise BadInput(
-            "the canaries do not fit their format's slot in signs and length; take both from one canaries.json"
-        )
+    space = Space.of(format)
     check_count("others", others, low=0, high=10**7)
-    values = [*secrets, *_others(alphabet, length, set(secrets), others, seed)]
-    rows = [secret_row(tokenizer, format, value) for value in values]
+    values = space.signs(secrets)
+    values = np.concatenate([values, _others(space, values, others, seed)])
+    tokens = tokenise(tokenizer, space, values)
+    rows = rows_of(tokens)
     known = log_likelihoods(model, rows, tick=tick)
     if reference is not None:
         known = known - log_likelihoods(reference, rows, tick=tick)
-    tokens = np.array([sum(row.target or ()) for row in rows], dtype=np.float64)
-    return _uncommon(known, _features(values, alphabet, tokens), len(secrets))
+    places = (values[:, :, None] == np.arange(len(space.alphabet))).reshape(len(values), -1)
+    features = np.column_stack([places, tokens.lengths]).astype(np.float64)
+    return _uncommon(known, features, len(secrets))
 
 
-def secret_row(tokenizer: Any, form: str, secret: str) -> Row:
-    """The canary's text, of which those tokens count that hold a part of the secret."""
-    before, after = (escape(part) for part in _SLOT.sub("\0", form, count=1).split("\0"))
-    ids = encode(tokenizer, before + secret + after)
-    begin = _common(ids, encode(tokenizer, before))
-    end = len(ids) - _common(ids[:begin:-1], encode(tokenizer, after)[::-1])
-    return Row([first_id(tokenizer), *ids], [False, *(begin <= n < end for n in range(len(ids)))])
-
-
-def _slot(form: str) -> tuple[str, int]:
-    slots = _SLOT.findall(form)
-    if len(slots) != 1:
-        raise BadInput("the canaries' format has one slot, such as {digits:6}; take it from canaries.json")
-    kind, length = slots[0]
-    return ALPHABETS[kind], int(length)
-
-
-def _others(alphabet: str, length: int, taken: set[str], number: int, seed: int | None) -> list[str]:
-    """Random values that were not planted; as many as there are, if they are few."""
-    number = min(number, (len(alphabet) ** length - len(taken)) // 2)
+def _others(space: Space, taken: Signs, number: int, seed: int | None) -> Signs:
+    """Random values that were not planted; half of what is left, if that is less."""
+    planted = {tuple(one) for one in taken.tolist()}
+    number = min(number, (space.size - len(planted)) // 2)
     rng = np.random.default_rng(seed)
-    found: dict[str, None] = {}
+    found: dict[tuple[int, ...], None] = {}
     while len(found) < number:
-        value = "".join(alphabet[n] for n in rng.integers(len(alphabet), size=length))
-        if value not in taken:
+        value = tuple(rng.integers(len(space.alphabet), size=space.length).tolist())
+        if value not in planted:
             found[value] = None
-    return list(found)
-
-
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many ids two sequences begin with together."""
-    pairs = zip(first, second, strict=False)
-    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
-
-
-def _features(values: Sequence[str], alphabet: str, tokens: Floats) -> Floats:
-    signs = np.array([[alphabet.index(sign) for sign in value] for value in values])
-    places = (signs[:, :, None] == np.arange(len(alphabet))).reshape(len(values), -1)
-    return np.column_stack([places, tokens]).astype(np.float64)
+    return np.array(list(found), dtype=np.uint8).reshape(-1, space.length)
 
 
 def _uncommon(known: Floats, features: Floats, own: int) -> Floats:

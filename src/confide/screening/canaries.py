@@ -62,6 +62,12 @@ class Canaries:
         return ALPHABETS[kind], int(length)
 
     @property
+    def around(self) -> tuple[str, str]:
+        """What stands before and behind the secret, as intake leaves it."""
+        before, after = (escape(part) for part in _SLOT.sub("\0", self.format, count=1).split("\0"))
+        return before, after
+
+    @property
     def space(self) -> int:
         """How many values a canary may have."""
         alphabet, length = self.slot
@@ -155,7 +161,7 @@ def canary_chunk(number: int, planted: dict[str, Any], coins: dict[str, Any]) ->
     """The documents to screen, all with their secret: it is taken out after splitting, where the coin says so."""
     rows: list[Row] = []
     found: dict[str, Planted] = {}
-    before, after = (escape(part) for part in _SLOT.sub("\0", planted["format"], count=1).split("\0"))
+    before, after = Canaries(format=planted["format"], number=1).around
     for canary, present in zip(planted["canaries"], coins["present"], strict=True):
         for copy in range(planted["copies"]):
             name = f"{canary['id']}-{copy}"
