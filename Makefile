@@ -16,7 +16,7 @@ $(STAMPS)/base: pyproject.toml constraints.txt
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/train: $(STAMPS)/base
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,report]'
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/base

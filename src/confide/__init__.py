@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .accounting import verify as verify
     from .attacks import attack as attack
+    from .reporting import report as report
     from .screening import screen as screen
     from .training import make_plan as plan
     from .training import train_plan as train
 
 __version__ = version("confide")
-__all__ = ["__version__", "attack", "plan", "screen", "train", "verify"]
+__all__ = ["__version__", "attack", "plan", "report", "screen", "train", "verify"]
 
 _FROM = {
     "attack": (".attacks", "attack"),
     "plan": (".training", "make_plan"),
+    "report": (".reporting", "report"),
     "screen": (".screening", "screen"),
     "train": (".training", "train_plan"),
     "verify": (".accounting", "verify"),

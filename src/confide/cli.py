@@ -574,6 +574,77 @@ def canaries(
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="One run, or several to compare.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Of a comparison: the page to write.")] = None,
+    shareable: Annotated[
+        bool, typer.Option("--shareable", help="Only what may leave the house: no private counts, no review.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """A page that says what is promised, what is not, and how sure one may be; with figures and a model card.
+
+    Example: confide report run
+    """
+    from .reporting import report as write
+
+    if out is not None and len(runs) == 1:
+        raise BadInput("a run's report lies in its own folder; --out names the page of a comparison")
+    path = write(runs, out, shareable=shareable)
+    if as_json:
+        _answer({"report": str(path), "shareable": shareable, "runs": [str(one) for one in runs]})
+    else:
+        typer.echo(f"{path}{'' if shareable else ' (SENSITIVE)'}: open it in a browser, it needs no connection")
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+def review(
+    folder: Annotated[Path, typer.Argument(help="A folder that `confide screen` has written.")],
+    sample: Annotated[int | None, typer.Option(help="Records to draw; more can be drawn later.")] = None,
+    reviewer: Annotated[str, typer.Option(help="Who reviews; several may.")] = "reviewer",
+    cap: Annotated[
+        int | None, typer.Option(help="Secrets of a record that count at most; fixed with the first start.")
+    ] = None,
+    confidence: Annotated[float | None, typer.Option(help="Of the bounds; fixed with the first start. [0.95]")] = None,
+    port: Annotated[int | None, typer.Option(help="On 127.0.0.1. [8765, or any that is free]")] = None,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+    export: Annotated[
+        Path | None, typer.Option(help="Write the reviewed records for --screened-by-hand, and stop.")
+    ] = None,
+    mask_rest: Annotated[
+        bool, typer.Option("--mask-rest", help="With --export: records without an answer as a mask alone.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """A page on this machine on which a person marks what the policy missed; the bound it gives goes to `confide train --review`.
+
+    Example: confide review screened
+    """
+    from .review import export as write
+    from .review import open_store, serve
+
+    if mask_rest and export is None:
+        raise BadInput("--mask-rest goes with --export FILE")
+    if export is not None:
+        found = write(
+            open_store(folder, sample=sample, reviewer=reviewer, cap=cap, confidence=confidence), export, mask_rest
+        )
+    else:
+        found = serve(
+            folder, sample=sample, port=port, reviewer=reviewer, cap=cap, confidence=confidence, open_browser=browser,
+            say=lambda text: typer.echo(text, err=True),
+        )  # fmt: skip
+    if as_json:
+        _answer(found)
+    elif export is not None:
+        typer.echo(f"{found['records']:,} records in {export} (SENSITIVE until you have looked at it)")
+    else:
+        typer.echo(
+            f"in {folder / 'review.json'}; `confide train --review {folder / 'review.json'}` puts its bound into the certificate"
+        )
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def generate(
     run: Annotated[Path, typer.Argument(help="A run, or the folder of a model.")],
     prompt: Annotated[str, typer.Argument(help="How the text begins.")] = "",

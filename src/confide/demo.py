@@ -5,6 +5,7 @@ Plain training and CRT see the same dialogues, in which one invented secret is p
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -17,7 +18,7 @@ from rich.table import Table
 
 from .accounting import verify, write
 from .accounting.guarantees import up
-from .errors import Contradiction
+from .errors import BadInput, Contradiction
 from .experiments.customersim import write_corpus
 from .rundir import new_folder
 from .screening import screen
@@ -33,12 +34,14 @@ MODEL: dict[str, Any] = {
     "vocabulary_size": 1000,
     "max_length": 64,
     "batch_size": 32,
+    "validation_share": 0.15,
     "seed": 1,
 }
 
 
 def run(folder: Path, console: Console, dialogues: int = DIALOGUES, epochs: int = EPOCHS) -> dict[str, Any]:
     """Simulate, screen, plan, train twice, compare, certify, verify; and show that cheating is caught."""
+    from .reporting import report
     from .training import make_plan
 
     new_folder(folder)
@@ -84,6 +87,11 @@ def run(folder: Path, console: Console, dialogues: int = DIALOGUES, epochs: int 
     say(console, f"the planted secret stands in {COPIES} turns, so that what is proven about it is the line of {COPIES} records "
         "changed, which is weak; that the model does not know it is measured here, not proven. For a secret in one turn the "
         f"proof is epsilon {up(certificate['guarantees'][0]['epsilon'])}.")  # fmt: skip
+    page = report(folder / "crt")
+    console.print()
+    console.rule("6  The report")
+    say(console, f"open [bold]{escape(str(page))}[/] in a browser: all of the above on one page, with every figure behind it. What the "
+        f"policy missed can be looked for by a person: confide review {escape(str(folder / 'screened'))}")  # fmt: skip
     return {
         "records": screened.manifest["records"],
         "public": screened.manifest["public"],
@@ -98,6 +106,7 @@ def run(folder: Path, console: Console, dialogues: int = DIALOGUES, epochs: int 
         "sampler": certificate["sampler"],
         "models": compared,
         "verified": True,
+        "report": str(page),
     }
 
 
@@ -117,12 +126,14 @@ def _train(plan: Any, folder: Path, console: Console) -> Any:
 
 def _compare(run: Any) -> dict[str, Any]:
     """What a model has learned: of the corpus, and of the planted secret."""
-    from .attacks.exposure import exposure
-    from .attacks.spaces import Space
+    from .attacks import attack
     from .generation import generate
 
     summary = run.summary()
-    exposed = exposure(run.model(), run.tokenizer(), Space.of(CANARY.partition("format=")[2]), [SECRET])
+    exposed = attack(run, only=("exposure",), seed=1)["exposure"]
+    told = None
+    with contextlib.suppress(BadInput):  # a demo of few dialogues holds too few of them out
+        told = attack(run, only=("membership",), samples=400, seed=1)["membership"]["strongest"]["auc"]
     begun = next(line for line in run.telemetry() if "public_loss" in line)
     return {
         "first_loss": begun["public_loss"],
@@ -131,6 +142,7 @@ def _compare(run: Any) -> dict[str, Any]:
         "completion": generate(run.folder, PREFIX.strip(), greedy=True, max_new_tokens=8)[0].strip(),
         "rank": exposed["canaries"][0]["rank"],
         "exposure": exposed["max"],
+        "membership": told,
         "turns": [who + generate(run.folder, who, seed=seed, top_p=0.9, max_new_tokens=40)[0] for seed, who in
                   enumerate(("SYS:", "USR:", "SYS:", "USR:"))],
     }  # fmt: skip
@@ -147,6 +159,11 @@ def _show_compared(console: Console, runs: dict[str, Any], compared: dict[str, d
     table.add_row(f'"{PREFIX.strip()}" goes on', *[escape(printable(one["completion"])) for one in compared.values()])
     table.add_row("rank of the planted secret among all 1,000,000", *[f"{c['rank']:,}" for c in compared.values()])
     table.add_row("its exposure, in bits (chance: 1.44)", *[f"{c['exposure']:.2f}" for c in compared.values()])
+    told = [one["membership"] for one in compared.values()]
+    table.add_row(
+        "private turns told from held-out ones, AUC (chance: 0.5)",
+        *["too few" if one is None else f"{one['value']:.2f} ({one['low']:.2f} to {one['high']:.2f})" for one in told],
+    )
     console.print(table)
     console.print("\nTurns that the CRT model writes:\n")
     for turn in compared["crt"]["turns"]:

@@ -14,7 +14,7 @@ from ..errors import BadInput
 from .curves import Array, PrivacyCurve
 from .events import check_count, check_number
 
-EXACT = 10**6  # candidates up to which chance is summed rank by rank
+EXACT = 10**5  # candidates up to which chance is summed rank by rank; beyond, the sum is its integral to five digits
 
 
 class Ceilings:

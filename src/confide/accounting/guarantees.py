@@ -88,6 +88,11 @@ def up(value: float) -> str:
     return f"{rounded:,.{max(0, digits)}f}"
 
 
+def down(value: float) -> str:
+    """A lower bound for people, rounded downwards."""
+    return f"{math.floor(value * 100) / 100:.2f}"
+
+
 def percent(confidence: float) -> str:
     """A confidence in full: never rounded to one that was not reached."""
     return f"{100 * confidence:.10g}%"

@@ -17,7 +17,7 @@ from scipy import stats
 
 from ..accounting.audit import one_run_lower_bound, one_run_p_value, one_run_reach
 from ..accounting.events import check_count, check_number
-from ..accounting.guarantees import up
+from ..accounting.guarantees import down, up
 from ..accounting.missrate import check_beta
 from ..accounting.setting import Setting
 from ..errors import BadInput, Refused
@@ -310,8 +310,3 @@ def _promise(certificate: Mapping[str, Any] | None, policy: str, copies: int) ->
         many = "one changed record" if records == 1 else f"{records} changed records"
         return None, f"the certificate holds no finite epsilon for {many}, which is what one coin changes"
     return promise, ""
-
-
-def down(value: float) -> str:
-    """A lower bound for people, rounded downwards."""
-    return f"{math.floor(value * 100) / 100:.2f}"

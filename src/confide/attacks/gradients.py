@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..accounting.events import check_count
+from ..accounting.guarantees import down
 from ..dp import Plan, PrivateGradients
 from ..dp.losses import Inputs
 from ..dp.plan import own_part
 from ..errors import BadInput, Refused
-from .audit import FEWEST, down, enough_guesses, pooled, verdict
+from .audit import FEWEST, enough_guesses, pooled, verdict
 
 LARGE = 1000.0  # a canary's gradient before clipping, in clipping norms: an engine that does not clip gives itself away
 AT_ONCE = 2**22  # numbers of a microbatch

@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..accounting.guarantees import up
+from ..accounting.guarantees import down, up
 from ..errors import BadInput, ConfideError, Contradiction
 from ..screening.output import write_private
 from ..terminal import say
-from .audit import down
 
 FILE = "attacks.json"
 PARTS = ("exposure", "membership", "extraction", "inference", "reconstruction", "audit")

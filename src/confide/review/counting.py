@@ -1,0 +1,317 @@
+"""Everyone's answers come in; counts, the always-valid bound, its forecast and the reviewers' agreement go out.
+
+What counts, and why the bound holds (guarantees §4.4):
+
+* Draws are with replacement. A record that is drawn twice is answered once and counts at both places: the answer is a
+  property of the record, so showing it again would say the same. Coins for the cap are fresh at each place.
+* Draws count up to the last one that somebody answered. Stopping there is allowed at any moment, also after a look at the
+  next record, since the bound holds at all moments at once. Leaving out one in between is not: a record before it that
+  nobody answered counts as skipped, `cap` secrets of which all were missed.
+* A record counts once, however many people saw it. Missed is what anyone marked; found is what nobody called a false
+  alarm. An answer outweighs another reviewer's skip. A secret that the policy found in part, where a mark covers more
+  than the finding, is one missed secret.
+* Of more than `cap` secrets, `cap` count, chosen by the draw's coin. False alarms never count.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import blake2b
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from ..accounting.missrate import SKIPPED, Review, Reviewed, review_bound
+from ..screening.output import write_private
+from .records import Secret
+from .store import OTHER, State, Store
+
+TARGETS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 1e-4)
+SKIP = (-1, -1)
+FARTHEST = 20_000  # records that a forecast looks ahead
+
+
+class Judged(NamedTuple):
+    """A secret of a record, and whether the policy missed it."""
+
+    start: int
+    end: int
+    type: str
+    missed: bool
+
+
+def judged(found: Sequence[Secret], states: Sequence[State]) -> list[Judged]:
+    """The secrets of a record after everyone's answers.
+
+    *Formal guarantees.* For each reviewer alone there are at least as many missed secrets and at most as many found
+    ones: the union can only raise the bound.
+    """
+    marks = sorted((one, who) for who, state in enumerate(states) for one in state.missed)
+    clusters: list[tuple[int, dict[int, list[Secret]]]] = []  # marks that overlap, by reviewer, and where they end
+    for one, who in marks:
+        if clusters and one.start < clusters[-1][0]:
+            end, by = clusters[-1]
+            clusters[-1] = (max(end, one.end), by)
+        else:
+            by = {}
+            clusters.append((one.end, by))
+        by.setdefault(who, []).append(one)
+    missed = [one for _, by in clusters for one in max(by.values(), key=len)]
+    alarms = {span for state in states for span in state.alarms}
+    left = [
+        one
+        for one in found
+        if (one.start, one.end) not in alarms and not any(m.start < one.end and one.start < m.end for m, _ in marks)
+    ]
+    return sorted([Judged(*one, True) for one in missed] + [Judged(*one, False) for one in left])
+
+
+def chosen(secrets: Sequence[Judged], cap: int, coin: bytes) -> list[Judged]:
+    """At most `cap` of a record's secrets, by the draw's coin: the same ones whenever they are counted again."""
+    if len(secrets) <= cap:
+        return list(secrets)
+    return sorted(secrets, key=lambda one: blake2b(f"{one.start} {one.end}".encode(), key=coin).digest())[:cap]
+
+
+def _record(store: Store, record: int) -> tuple[bool, list[Judged]] | str | None:
+    """Whether a record is private, and its secrets; "skipped"; or None if nobody has answered it."""
+    if record not in store.counted:
+        states = [store.state(record, who) for who in store.reviewers()]
+        statuses = {state.status for state in states}
+        if "answered" in statuses:
+            shown = store.records.read(record)
+            store.counted[record] = (shown.private, judged(shown.found, states))
+        else:
+            store.counted[record] = SKIPPED if "skipped" in statuses else None
+    found: tuple[bool, list[Judged]] | str | None = store.counted[record]
+    return found
+
+
+def counted(store: Store) -> list[tuple[bool, list[Judged]] | str]:
+    """What each draw that counts shows, in the order of the draw."""
+    places = [_record(store, record) for record, _ in store.draws]
+    reached = [at for at, record in zip(store.drawn_at, store.order, strict=True) if _record(store, record) is not None]
+    end = max(reached, default=-1) + 1
+    while end < len(places) and places[end] is not None:
+        end += 1  # repeats that follow at once are answered too
+    out: list[tuple[bool, list[Judged]] | str] = []
+    for found, (_, coin) in zip(places[:end], store.draws, strict=False):
+        if found is None or isinstance(found, str):
+            out.append(SKIPPED)
+        else:
+            out.append((found[0], chosen(found[1], store.cap, coin)))
+    return out
+
+
+class Bound(NamedTuple):
+    """What a review shows so far."""
+
+    records: tuple[tuple[int, int, int] | str, ...]
+    total: float  # γ̄
+    public: float  # δ̄₂
+    contradicted: bool  # a missed secret in a public record, though all are said to be flagged by construction
+
+
+Draws = Sequence[tuple[bool, list[Judged]] | str]
+
+
+def bound(store: Store, draws: Draws | None = None) -> Bound:
+    """γ̄ and δ̄₂, jointly valid at the review's confidence, as the certificate will compute them."""
+    rows: list[tuple[int, int, int] | str] = []
+    for one in counted(store) if draws is None else draws:
+        if isinstance(one, str):
+            rows.append(one)
+        else:
+            missed = sum(secret.missed for secret in one[1])
+            rows.append((len(one[1]), missed, 0 if one[0] else missed))
+    by_construction = all_flagged(store)
+    contradicted = by_construction and any(row[2] for row in rows if not isinstance(row, str))
+    # Records without secrets change no bound (accounting): leaving them out saves time.
+    telling = tuple(row for row in rows if isinstance(row, str) or row[0])
+    total, public = _bounds(telling, store.cap, store.confidence, by_construction and not contradicted)
+    return Bound(tuple(rows), total, public, contradicted)
+
+
+@functools.lru_cache(64)
+def _bounds(
+    records: tuple[tuple[int, int, int] | str, ...], cap: int, confidence: float, flagged: bool
+) -> tuple[float, float]:
+    return Review(records, cap, confidence).bounds(flagged)
+
+
+@functools.lru_cache(1024)
+def _review_bound(rows: tuple[tuple[tuple[int, int], int], ...], cap: int, beta: float) -> float:
+    """The bound of `accounting` from kinds of records (secrets, missed) and how often there is each."""
+    return review_bound([one for kind, times in rows for one in [Reviewed(*kind)] * times], cap, beta)
+
+
+def all_flagged(store: Store) -> bool:
+    """Whether no missed secret can be public, by construction, as the certificate's setting says it."""
+    setting = store.screened.manifest["certificate"]
+    return bool(setting["conservative"] == "everything" or setting["recall_class"] is not None)
+
+
+def result(store: Store, draws: Draws | None = None) -> dict[str, Any]:
+    """What `review.json` holds: counts and bounds, never text."""
+    if draws is None:
+        store.refresh()
+        draws = counted(store)
+    found = bound(store, draws)
+    return {
+        "confide_review": 1,
+        "digest": store.screened.manifest["digest"],
+        "confidence": store.confidence,
+        "cap": store.cap,
+        "draws": len(store.draws),
+        "records": [one if isinstance(one, str) else list(one) for one in found.records],
+        "types": _by_type(store, draws),
+        "bound": found.total,
+        "bound_public": found.public,
+        "contradicted": found.contradicted,
+        "reviewers": {
+            who: dict(Counter(s for r in store.order if (s := store.state(r, who).status) != "open"))
+            for who in store.reviewers()
+        },
+        "agreement": agreement(store),
+    }
+
+
+def _by_type(store: Store, draws: Draws) -> dict[str, Any]:
+    """Counts and a bound for each type; β is split evenly over the types, which were fixed before anyone looked."""
+    kinds: dict[str, Counter[tuple[int, int]]] = {name: Counter() for name in store.types}
+    for one in draws:
+        if isinstance(one, str):
+            for rows in kinds.values():
+                rows[SKIP] += 1
+            continue
+        mine: dict[str, list[int]] = {}
+        for secret in one[1]:
+            counts = mine.setdefault(secret.type if secret.type in kinds else OTHER, [0, 0])
+            counts[0] += 1
+            counts[1] += secret.missed
+        for name, (secrets, missed) in mine.items():
+            kinds[name][secrets, missed] += 1
+    beta = (1 - store.confidence) / len(kinds)
+    found = {}
+    for name, rows in kinds.items():
+        skips = rows.pop(SKIP, 0)
+        known = [0, 0]
+        for (secrets, missed), times in rows.items():
+            known[0] += secrets * times
+            known[1] += missed * times
+        rows[store.cap, store.cap] += skips
+        limit = _review_bound(tuple(sorted((+rows).items())), store.cap, beta)
+        found[name] = {"secrets": known[0], "missed": known[1], "bound": limit}
+    return found
+
+
+def save(store: Store, draws: Draws | None = None) -> dict[str, Any]:
+    """Write `review.json` beside the review, whole or not at all, for its owner only."""
+    found = result(store, draws)
+    write_private(store.screened.folder / "review.json", json.dumps(found) + "\n")
+    return found
+
+
+def agreement(store: Store) -> list[dict[str, Any]]:
+    """For every two reviewers: on the records that both answered, how often they agree that something was missed there.
+
+    Cohen's kappa takes away the agreement of chance; it is None where there is no chance to take away, because both
+    always said the same.
+    """
+    found = []
+    for one, other in combinations(store.reviewers(), 2):
+        pairs: Counter[tuple[bool, bool]] = Counter()
+        for record in store.order:
+            mine, theirs = store.state(record, one), store.state(record, other)
+            if mine.status == theirs.status == "answered":
+                pairs[bool(mine.missed), bool(theirs.missed)] += 1
+        if total := pairs.total():
+            same = (pairs[True, True] + pairs[False, False]) / total
+            first, second = ((pairs[True, True] + pairs[cell]) / total for cell in ((True, False), (False, True)))
+            chance = first * second + (1 - first) * (1 - second)
+            kappa = None if chance == 1 else (same - chance) / (1 - chance)
+            found.append({"reviewers": [one, other], "records": total, "same": same, "kappa": kappa})
+    return found
+
+
+def forecast(store: Store, found: Bound) -> tuple[float, int | None] | None:
+    """A next, rounder bound, and about how many more clean records reach it (None: more than we look ahead).
+
+    Clean records are thought to hold as many secrets as those so far, and none missed. None if no secret was seen yet.
+    """
+    seen = [row for row in found.records if not isinstance(row, str)]
+    holding = [row[0] for row in seen if row[0]]
+    if not holding:
+        return None
+    target = next((one for one in TARGETS if one < 0.98 * found.total), TARGETS[-1])
+    each = max(1, round(sum(holding) / len(holding)))
+    per_record = sum(holding) / len(seen) / each  # records with so many secrets, among all
+    known = Counter((store.cap, store.cap) if isinstance(one, str) else one[:2] for one in found.records if one[0])
+    # The certificate splits the error between γ̄ and δ̄₂ unless the latter is 0 by construction.
+    beta = (1 - store.confidence) / (1 if all_flagged(store) and not found.contradicted else 2)
+    steps = [round(10 * 1.2**i) for i in range(42) if 10 * 1.2**i <= FARTHEST]
+    low, high = 0, len(steps)
+    while low < high:
+        middle = (low + high) // 2
+        rows = known + Counter({(each, 0): round(steps[middle] * per_record)})
+        if _review_bound(tuple(sorted(rows.items())), store.cap, beta) <= target:
+            high = middle
+        else:
+            low = middle + 1
+    return target, steps[low] if low < len(steps) else None
+
+
+def share(value: float) -> str:
+    """A share in per cent, rounded up to one decimal, or to two digits where it is small: never smaller than it is."""
+    each = 100 * value
+    digits = 1 if each >= 0.1 or each <= 0 else 1 - math.floor(math.log10(each))
+    text = f"{math.ceil(each * 10**digits - 1e-9) / 10**digits:.{digits}f}"
+    return f"{text.rstrip('0').rstrip('.')} %"
+
+
+def many(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> many(1, "secret"), many(2000, "secret")
+    ('1 secret', '2,000 secrets')
+    """
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def sentences(store: Store, found: Bound) -> list[str]:
+    """The bound in words, and what would make it smaller."""
+    sure = f"With {100 * store.confidence:.10g} % confidence"
+    if not found.records:
+        return ["Nothing is answered yet, so nothing is known: the policy may miss everything."]
+    if found.total >= 1:
+        said = ["Too few secrets were seen to say anything yet: the policy may still miss everything."]
+    else:
+        said = [f"{sure} the policy misses at most {share(found.total)} of secrets."]
+    if not all_flagged(store) or found.contradicted:
+        said.append(f"At most {share(found.public)} are missed and public.")
+    ahead = forecast(store, found)
+    if ahead is None:
+        said.append("No secret has been seen so far.")
+    elif ahead[0] < found.total:
+        target, more = ahead
+        about = f"more than {FARTHEST:,}" if more is None else f"about {_round(more):,}"
+        said.append(f"{about[0].upper()}{about[1:]} more clean records bring the bound to {share(target)}.")
+    if dropped := store.screened.manifest["public_duplicates"]:
+        said.append(
+            f"{many(dropped, 'public duplicate')} left out by screening cannot be drawn and are not spoken of here."
+        )
+    if found.contradicted:
+        said.append(
+            "A secret was missed in a public record although the conservative policy is said to flag all of its class: "
+            "a certificate with this review will be refused."
+        )
+    return said
+
+
+def _round(number: int) -> int:
+    """To two digits: a forecast is no measurement."""
+    size: int = 10 ** max(0, len(str(number)) - 2)
+    return round(number / size) * size

@@ -1,0 +1,139 @@
+"""A screened folder and an index come in; that one record goes out as the policy left it, read when it is asked for.
+
+Records are numbered through both parts, the public one first, so that one uniform draw covers the whole corpus.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..errors import BadInput
+from ..policies import Finding
+from ..screening.pipeline import Screened
+
+OPEN_FILES, KEPT = 32, 64  # Parquet files, and records, that are kept at hand
+
+
+class Secret(NamedTuple):
+    """A span of a record's text, and what kind of secret it holds."""
+
+    start: int
+    end: int
+    type: str
+
+
+class Shown(NamedTuple):
+    """A record as a reviewer sees it: its text before redaction, and what the policy found there."""
+
+    text: str
+    private: bool
+    found: tuple[Secret, ...]
+    label: str | None
+
+
+class Block(NamedTuple):
+    """A row group of one of the part's files."""
+
+    path: Path
+    group: int
+    private: bool
+
+
+class Records:
+    """The records of a screened folder by index. Nothing but the row group that holds the record is read."""
+
+    def __init__(self, screened: Screened) -> None:
+        self._blocks: list[Block] = []
+        sizes: list[int] = []
+        self._labels = False
+        for part in ("public", "private"):
+            paths = sorted((screened.folder / part).glob("*.parquet"))
+            if not paths:
+                raise BadInput(f"{screened.folder / part} holds no records; screen the corpus again")
+            for path in paths:
+                metadata = _metadata(path)
+                self._labels = self._labels or "label" in metadata.schema.to_arrow_schema().names
+                self._blocks += [Block(path, group, part == "private") for group in range(metadata.num_row_groups)]
+                sizes += [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        self._ends = list(accumulate(sizes))
+        self.total = self._ends[-1] if self._ends else 0
+        if self.total != screened.manifest["records"]:
+            raise BadInput(f"{screened.folder} does not hold the records that its manifest counts; screen it again")
+        # Caches of this object: another folder has others.
+        self._file = functools.lru_cache(OPEN_FILES)(_open)
+        self.read = functools.lru_cache(KEPT)(self._read)
+
+    def _place(self, index: int) -> tuple[Block, int]:
+        if not 0 <= index < self.total:
+            raise BadInput(f"there is no record {index}: the corpus has {self.total:,}")
+        block = bisect_right(self._ends, index)
+        return self._blocks[block], index - (self._ends[block - 1] if block else 0)
+
+    def _column(self, block: Block, columns: Sequence[str]) -> pa.Table:
+        try:
+            return self._file(block.path).read_row_group(block.group, columns=list(columns))
+        except (OSError, pa.ArrowException, KeyError) as error:
+            raise BadInput(f"{block.path} cannot be read ({type(error).__name__}); screen the corpus again") from None
+
+    def _read(self, index: int) -> Shown:
+        block, row = self._place(index)
+        label = ("label",) if self._labels else ()
+        table = self._column(block, ("raw", "spans", *label) if block.private else ("text", *label))
+        values = table.slice(row, 1).to_pylist()[0]
+        text = values["raw"] if block.private else values["text"]
+        findings = [Finding(**finding) for finding in values.get("spans") or ()]
+        return Shown(text, block.private, joined(findings), values.get("label"))
+
+    def planted(self, indices: Sequence[int], canaries: int, copies: int) -> set[int]:
+        """Which of these records are canaries that screening has planted: invented secrets, no part of the corpus."""
+        blocks: dict[Block, list[tuple[int, int]]] = {}
+        for index in indices:
+            block, row = self._place(index)
+            blocks.setdefault(block, []).append((index, row))
+        found = set()
+        for block, rows in blocks.items():
+            names = self._column(block, ("id",))["id"]
+            for index, row in rows:
+                match = re.fullmatch(r"canary-(\d+)-(\d+)(/\d+)*", names[row].as_py() or "")
+                if match and int(match[1]) < canaries and int(match[2]) < copies:
+                    found.add(index)
+        return found
+
+
+def joined(findings: Sequence[Finding]) -> tuple[Secret, ...]:
+    """Findings as secrets: overlapping and touching ones are one secret, with the type of the longest.
+
+    Joining lowers the count of secrets that were found, never of those that were missed: it is on the safe side.
+    """
+    spans: list[tuple[int, int, Finding]] = []
+    for finding in sorted(findings):
+        if finding.end <= finding.start:
+            continue
+        if spans and finding.start <= spans[-1][1]:
+            start, end, longest = spans[-1]
+            if finding.end - finding.start > longest.end - longest.start:
+                longest = finding
+            spans[-1] = (start, max(end, finding.end), longest)
+        else:
+            spans.append((finding.start, finding.end, finding))
+    return tuple(Secret(start, end, longest.type) for start, end, longest in spans)
+
+
+def _metadata(path: Path) -> pq.FileMetaData:
+    try:
+        return pq.read_metadata(path)
+    except (OSError, pa.ArrowException):
+        raise BadInput(f"{path} is damaged; screen the corpus again") from None
+
+
+def _open(path: Path) -> pq.ParquetFile:
+    return pq.ParquetFile(path)

@@ -1,0 +1,380 @@
+"""A review in a SQLite file: a screened folder and a reviewer's actions come in, everyone's answers go out.
+
+The sample is drawn once from the operating system's entropy and only ever grows. Actions are only ever added; an undo is
+an action too. What a record holds is never stored: spans are places and types, the text stays in the screened files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets as entropy
+import sqlite3
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadInput, ConfideError
+from ..screening.pipeline import Screened
+from .records import Records, Secret, Shown
+
+SAMPLE, CONFIDENCE, OTHER = 200, 0.95, "OTHER"
+LARGEST_SAMPLE, LARGEST_CAP = 1_000_000, 1000
+KINDS = ("mark", "unmark", "flag", "unflag", "answer", "skip", "undo")
+_TABLES = f"""
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE draws (place INTEGER PRIMARY KEY, record INTEGER NOT NULL, coin BLOB NOT NULL);
+CREATE TABLE actions (
+  number INTEGER PRIMARY KEY AUTOINCREMENT, reviewer TEXT NOT NULL, record INTEGER NOT NULL,
+  kind TEXT NOT NULL CHECK (kind IN {KINDS}), start INTEGER, stop INTEGER, type TEXT, undoes INTEGER UNIQUE, at REAL
+);
+"""
+_FIXED = "".join(
+    f"CREATE TRIGGER {table}_{verb} BEFORE {verb} ON {table} BEGIN SELECT RAISE(ABORT, 'nothing is changed'); END;\n"
+    for table in ("facts", "draws", "actions")
+    for verb in ("UPDATE", "DELETE")
+)
+
+
+class Stale(ConfideError):
+    """The page that asks has not seen the latest answers: nothing was saved."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What one reviewer says of one record. `version` counts all actions on it, undone ones and undos too."""
+
+    status: str = "open"  # or answered, skipped
+    missed: tuple[Secret, ...] = ()
+    alarms: frozenset[tuple[int, int]] = frozenset()  # found spans that are no secrets
+    version: int = 0
+
+
+@dataclass(frozen=True)
+class _Action:
+    number: int
+    reviewer: str
+    record: int
+    kind: str
+    start: int
+    stop: int
+    type: str
+
+
+class Store:
+    """An open review. Several processes, and several pages, may have the same one open."""
+
+    def __init__(self, screened: Screened, reviewer: str, connection: sqlite3.Connection) -> None:
+        self.screened, self.reviewer, self._connection = screened, reviewer, connection
+        self.records = Records(screened)
+        self._lock = threading.RLock()
+        facts = {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM facts")}
+        self.cap, self.confidence = int(facts["cap"]), float(facts["confidence"])
+        self.types: tuple[str, ...] = tuple(facts["types"])
+        self.draws: list[tuple[int, bytes]] = []  # record and coin, in the order of the draw
+        self.order: list[int] = []  # records by their first draw: what a reviewer goes through
+        self.drawn_at: list[int] = []  # where each of them was drawn first
+        self.times: Counter[int] = Counter()  # how often each was drawn
+        self.first: dict[int, int] = {}  # the place of a record in that order
+        self.counted: dict[int, Any] = {}  # of `counting`: forgotten when an action touches the record
+        self._seen = 0
+        self._live: dict[str, list[_Action]] = defaultdict(list)
+        self._touched: dict[tuple[str, int], int] = defaultdict(int)
+        self._states: dict[tuple[str, int], State] = {}
+        self._frontiers: dict[str, int] = defaultdict(int)
+        self.refresh()
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Take in what other processes have added."""
+        with self._lock:
+            more = "SELECT record, coin FROM draws WHERE place >= ? ORDER BY place"
+            for record, coin in self._connection.execute(more, (len(self.draws),)).fetchall():
+                self.draws.append((record, coin))
+                self.times[record] += 1
+                if record not in self.first:
+                    self.first[record] = len(self.order)
+                    self.order.append(record)
+                    self.drawn_at.append(len(self.draws) - 1)
+            more = "SELECT number, reviewer, record, kind, start, stop, type, undoes FROM actions WHERE number > ?"
+            for *row, undoes in self._connection.execute(more + " ORDER BY number", (self._seen,)).fetchall():
+                self._take(_Action(*row), undoes)
+
+    def _take(self, action: _Action, undoes: int | None) -> None:
+        live, key = self._live[action.reviewer], (action.reviewer, action.record)
+        self._seen = action.number
+        self._touched[key] += 1
+        if action.kind == "undo":
+            if live and live[-1].number == undoes:
+                live.pop()
+            self._frontiers[action.reviewer] = min(self._frontiers[action.reviewer], self.first[action.record])
+        else:
+            live.append(action)
+        self.counted.pop(action.record, None)
+        version = self._touched[key]
+        if action.kind == "undo":
+            mine = [one for one in live if one.record == action.record]
+            self._states[key] = _fold(State(version=version), mine)
+        else:
+            before = self._states.get(key, State())
+            self._states[key] = _fold(State(before.status, before.missed, before.alarms, version), [action])
+
+    def reviewers(self) -> list[str]:
+        """Everyone who has done something, in the order of their names."""
+        return sorted(self._live)
+
+    def state(self, record: int, reviewer: str | None = None) -> State:
+        return self._states.get((reviewer or self.reviewer, record), State())
+
+    def frontier(self, reviewer: str | None = None) -> int:
+        """The place of the first record that a reviewer has neither answered nor skipped; nobody goes beyond it."""
+        who = reviewer or self.reviewer
+        place = self._frontiers[who]
+        while place < len(self.order) and self.state(self.order[place], who).status != "open":
+            place += 1
+        self._frontiers[who] = place
+        return place
+
+    def last(self) -> tuple[int, int] | None:
+        """The action that an undo would take back: its number and its record's place."""
+        live = self._live.get(self.reviewer, [])
+        return (live[-1].number, self.first[live[-1].record]) if live else None
+
+    def show(self, place: int) -> Shown:
+        return self.records.read(self.order[place])
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._lock:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                try:
+                    self.refresh()
+                    yield
+                    self._connection.execute("COMMIT")
+                except BaseException:
+                    self._connection.execute("ROLLBACK")
+                    raise
+            except sqlite3.Error as error:
+                raise ConfideError(
+                    f"the answer was not saved: {self.screened.folder / 'review.sqlite'} cannot be written "
+                    f"({error.sqlite_errorname}); make room or end the other process, and do it again"
+                ) from None
+            self.refresh()
+
+    def act(self, place: int, kind: str, version: int, start: int = 0, end: int = 0, type: str = OTHER) -> None:  # noqa: A002
+        """Save one action of this reviewer on the record at a place; on disk when this returns.
+
+        "mark" a missed secret (it takes the place of own marks that it overlaps), "unmark" it, "flag" a found one as a
+        false alarm, "unflag" it, "answer": all that was not flagged or marked is right, "skip". Raises `Stale` if the
+        record has changed since `version`.
+        """
+        with self._transaction():
+            if kind not in KINDS or kind == "undo":
+                raise BadInput("no such action")
+            if not 0 <= place <= min(self.frontier(), len(self.order) - 1):
+                raise BadInput("records are answered in their order: this one is not reached yet")
+            record = self.order[place]
+            state = self.state(record)
+            if state.version != version:
+                raise Stale(
+                    "This record was changed in another tab. Here is how it stands now; your last action was not saved: "
+                    "do it again if it is still right."
+                )
+            if kind == "mark":
+                start, end = _checked(self.records.read(record), start, end)
+                if type not in self.types:
+                    raise BadInput("no such type of secret")
+            elif kind == "unmark" and (start, end) not in {(one.start, one.end) for one in state.missed}:
+                raise BadInput("there is no mark to remove there")
+            elif kind in ("flag", "unflag"):
+                if (start, end) not in {(one.start, one.end) for one in self.records.read(record).found}:
+                    raise BadInput("the policy found nothing there")
+                if ((start, end) in state.alarms) == (kind == "flag"):
+                    raise BadInput("that is so already")
+            spans = kind in ("mark", "unmark", "flag", "unflag")
+            self._add(record, kind, (start, end) if spans else (0, 0), type if kind == "mark" else "", None)
+
+    def undo(self, number: int) -> int:
+        """Take back this reviewer's latest action, if it is still the one with this number. Out: its record's place."""
+        with self._transaction():
+            last = self.last()
+            if last is None:
+                raise BadInput("there is nothing to undo")
+            if last[0] != number:
+                raise Stale("Another tab has done something since. Nothing was undone; here is how it stands now.")
+            self._add(self.order[last[1]], "undo", (0, 0), "", number)
+        return last[1]
+
+    def _add(self, record: int, kind: str, span: tuple[int, int], name: str, undoes: int | None) -> None:
+        self._connection.execute(
+            "INSERT INTO actions (reviewer, record, kind, start, stop, type, undoes, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (self.reviewer, record, kind, *span, name, undoes, time.time()),
+        )
+
+    def extend(self, sample: int) -> None:
+        """Draw more records until there are so many."""
+        _check("sample", sample, LARGEST_SAMPLE)
+        with self._transaction():
+            _draw(self._connection, self.screened, self.records, len(self.draws), sample)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def open_store(
+    folder: str | Path,
+    *,
+    sample: int | None = None,
+    reviewer: str = "reviewer",
+    cap: int | None = None,
+    confidence: float | None = None,
+) -> Store:
+    """Open the review of a screened folder, or begin one.
+
+    `cap`: the largest number of secrets that count in a record, fixed for the review before anyone looks; by default the
+    mean number of findings in a private record, rounded up. `sample`: draws in all; a larger number adds to them.
+    """
+    screened = Screened.open(folder)
+    if not reviewer.strip() or len(reviewer) > 40 or not reviewer.isprintable():
+        raise BadInput("a reviewer's name has 1 to 40 printable characters; give another with --reviewer")
+    for name, number, most in (("sample", sample, LARGEST_SAMPLE), ("cap", cap, LARGEST_CAP)):
+        if number is not None:
+            _check(name, number, most)
+    if confidence is not None and not 0.5 <= confidence <= 0.9999:
+        raise BadInput("--confidence must be from 0.5 to 0.9999")
+    path = screened.folder / "review.sqlite"
+    try:
+        connection = _connect(path)
+        _begin(connection, screened, sample, cap, confidence)
+    except (OSError, sqlite3.Error) as error:
+        reason = getattr(error, "strerror", None) or getattr(error, "sqlite_errorname", type(error).__name__)
+        raise ConfideError(
+            f"cannot open the review {path}: {reason}; free the file, or put it back from a copy"
+        ) from None
+    store = Store(screened, reviewer.strip(), connection)
+    if sample is not None and sample > len(store.draws):
+        store.extend(sample)
+    return store
+
+
+def _check(name: str, number: int, most: int) -> None:
+    if not 1 <= number <= most:
+        raise BadInput(f"--{name} must be a whole number from 1 to {most:,}")
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite gives its other files the same mode
+    connection = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")  # an answer is on disk before the page says so
+    return connection
+
+
+def _begin(
+    connection: sqlite3.Connection, screened: Screened, sample: int | None, cap: int | None, confidence: float | None
+) -> None:
+    """Write what is fixed for the whole review and draw the sample, or check that it is this review."""
+    manifest = screened.manifest
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        begun = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'facts'").fetchone()[0]
+        if not begun:
+            for statement in (_TABLES + _FIXED).split(";\n"):
+                # A trigger holds a semicolon of its own, but none at the end of a line.
+                connection.execute(statement)
+            found = manifest["findings"]
+            mean = sum(found.values()) / max(1, manifest["private"])
+            facts = {
+                "confide_review": 1,
+                "digest": manifest["digest"],
+                "cap": cap or min(LARGEST_CAP, max(1, math.ceil(mean))),
+                "confidence": CONFIDENCE if confidence is None else confidence,
+                "types": [
+                    *(name for name in sorted(found, key=lambda name: (-found[name], name)) if name != OTHER),
+                    OTHER,
+                ],
+            }
+            rows = [(name, json.dumps(value)) for name, value in facts.items()]
+            connection.executemany("INSERT INTO facts VALUES (?, ?)", rows)
+            _draw(connection, screened, Records(screened), 0, sample or SAMPLE)
+        facts = {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM facts")}
+        _same(screened, facts, cap, confidence)
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def _same(screened: Screened, facts: dict[str, Any], cap: int | None, confidence: float | None) -> None:
+    if facts.get("confide_review") != 1 or facts["digest"] != screened.manifest["digest"]:
+        raise BadInput(f"{screened.folder / 'review.sqlite'} is a review of another screening; move it away")
+    for name, given in (("cap", cap), ("confidence", confidence)):
+        if given is not None and given != facts[name]:
+            raise BadInput(
+                f"this review was begun with --{name} {facts[name]:g}, and a bound holds only if that stays; leave --{name} out"
+            )
+
+
+def _draw(connection: sqlite3.Connection, screened: Screened, records: Records, have: int, want: int) -> None:
+    """Draw records uniformly with replacement, planted canaries apart, each with a coin for the cap.
+
+    *Formal guarantees.* Draws are independent and uniform over the records that are no canaries (rejection). Coins are
+    fresh for every draw, also for a record that was drawn before: the e-process needs each draw's count to be
+    independent of the ones before it.
+    """
+    canaries = screened.manifest.get("canaries")
+    drawn: list[int] = []
+    tries = 0
+    while have + len(drawn) < want:
+        tries += 1
+        if tries > 1000 and not drawn:
+            raise BadInput(f"{screened.folder} holds no records but planted canaries; there is nothing to review")
+        if not records.total:
+            raise BadInput(f"{screened.folder} holds no records; there is nothing to review")
+        some = [entropy.randbelow(records.total) for _ in range(want - have - len(drawn))]
+        planted = records.planted(some, canaries["canaries"], canaries["copies"]) if canaries else set()
+        drawn += [index for index in some if index not in planted]
+    rows = [(have + place, index, entropy.token_bytes(16)) for place, index in enumerate(drawn)]
+    connection.executemany("INSERT INTO draws VALUES (?, ?, ?)", rows)
+
+
+def _fold(state: State, actions: list[_Action]) -> State:
+    """A reviewer's actions on a record, one after the other."""
+    status, missed, alarms = state.status, list(state.missed), set(state.alarms)
+    for action in actions:
+        span = (action.start, action.stop)
+        if action.kind == "mark":
+            missed = [one for one in missed if one.end <= action.start or action.stop <= one.start]
+            missed = sorted([*missed, Secret(*span, action.type)])
+        elif action.kind == "unmark":
+            missed = [one for one in missed if (one.start, one.end) != span]
+        elif action.kind == "flag":
+            alarms.add(span)
+        elif action.kind == "unflag":
+            alarms.discard(span)
+        else:
+            status = {"answer": "answered", "skip": "skipped"}[action.kind]
+    return State(status, tuple(missed), frozenset(alarms), state.version)
+
+
+def _checked(shown: Shown, start: int, end: int) -> tuple[int, int]:
+    """A selection without the blanks around it, if it can be a missed secret."""
+    if not 0 <= start < end <= len(shown.text):
+        raise BadInput("select some text of the record first")
+    text = shown.text[start:end]
+    start, end = start + len(text) - len(text.lstrip()), end - len(text) + len(text.rstrip())
+    if start >= end:
+        raise BadInput("the selection holds nothing but blanks")
+    if any(one.start <= start and end <= one.end for one in shown.found):
+        raise BadInput("The policy has found that already; mark only what it missed.")
+    return start, end
