@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 WORKERS ?= 2
+AXE := $(VENV)/axe
 
 .PHONY: setup demo test lint bench clean
 
@@ -27,6 +28,15 @@ $(STAMPS)/bench: $(STAMPS)/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	@touch $@
 
+# Debian's Chromium and axe-core for the tests of the pages, where they can be had; without them these tests are skipped and say so
+$(STAMPS)/browser: $(STAMPS)/dev
+	@command -v chromium >/dev/null || apt-get install --yes --no-install-recommends chromium >/dev/null 2>&1 \
+		|| { apt-get update && apt-get install --yes --no-install-recommends chromium; } >/dev/null 2>&1 \
+		|| echo "chromium cannot be installed: the tests of the pages are skipped"
+	@npm install --silent --no-fund --no-audit --prefix $(AXE) axe-core@4.14.0 >/dev/null 2>&1 \
+		|| echo "axe-core cannot be installed: the accessibility of the pages is not tested"
+	@touch $@
+
 demo: $(STAMPS)/train
 	rm -rf demo
 	$(BIN)/confide demo -o demo
@@ -36,8 +46,8 @@ lint: $(STAMPS)/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
-	$(BIN)/pytest -q -n $(WORKERS)
+test: lint $(STAMPS)/browser
+	CONFIDE_AXE=$$(ls $(AXE)/node_modules/axe-core/axe.min.js 2>/dev/null) $(BIN)/pytest -q -n $(WORKERS)
 
 bench: $(STAMPS)/bench
 	$(BIN)/python benchmarks/accounting.py
@@ -46,6 +56,7 @@ bench: $(STAMPS)/bench
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/attacks.py
+	$(BIN)/python benchmarks/review.py
 
 clean:
 	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

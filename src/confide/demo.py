@@ -41,6 +41,7 @@ MODEL: dict[str, Any] = {
 
 def run(folder: Path, console: Console, dialogues: int = DIALOGUES, epochs: int = EPOCHS) -> dict[str, Any]:
     """Simulate, screen, plan, train twice, compare, certify, verify; and show that cheating is caught."""
+    from .attacks import attack
     from .reporting import report
     from .training import make_plan
 
@@ -76,6 +77,7 @@ def run(folder: Path, console: Console, dialogues: int = DIALOGUES, epochs: int 
     console.rule("4  Training: plain, and confidentially redacted (CRT)")
     runs = {name: _train(plan, folder / name, console) for name, plan in (("plain", plain), ("crt", crt))}
     compared = {name: _compare(one) for name, one in runs.items()}
+    audited = attack(runs["crt"], only=("audit",), white_box=True)["audit"]["white_box"]
     _show_compared(console, runs, compared)
     console.print()
     console.rule("5  The certificate, and anyone can check it without the data")
@@ -87,6 +89,7 @@ def run(folder: Path, console: Console, dialogues: int = DIALOGUES, epochs: int 
     say(console, f"the planted secret stands in {COPIES} turns, so that what is proven about it is the line of {COPIES} records "
         "changed, which is weak; that the model does not know it is measured here, not proven. For a secret in one turn the "
         f"proof is epsilon {up(certificate['guarantees'][0]['epsilon'])}.")  # fmt: skip
+    say(console, escape(audited["says"]))
     page = report(folder / "crt")
     console.print()
     console.rule("6  The report")
@@ -106,6 +109,7 @@ def run(folder: Path, console: Console, dialogues: int = DIALOGUES, epochs: int 
         "sampler": certificate["sampler"],
         "models": compared,
         "verified": True,
+        "audited_epsilon": audited["lower_bound"],
         "report": str(page),
     }
 

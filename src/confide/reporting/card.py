@@ -50,7 +50,7 @@ def card(found: Found) -> str:
         *_attacks(found),
     ]  # fmt: skip
     if certificate is not None:
-        parts += ["## How to verify", "With the run's `certificate.json` and `ledger.jsonl`, and without any data:\n\n```\nconfide verify certificate.json\n```\n\n"
+        parts += ["## How to verify", "With the run's certificate (`certificate-shareable.json`, if there is one, else `certificate.json`) and `ledger.jsonl`, and without any data:\n\n```\nconfide verify certificate.json\n```\n\n"
                   f"The ledger has {certificate['ledger']['length']} entries and the head `{_code(certificate['ledger']['head'])}`."]  # fmt: skip
     return (
         f"---\n{front}---\n\n<!-- Written by confide report, which writes it anew. -->\n\n" + "\n\n".join(parts) + "\n"

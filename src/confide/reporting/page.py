@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
+from ..accounting import issue, read_ledger
+from ..accounting import write as write_certificate
 from ..errors import BadInput, ConfideError
 from ..screening.output import write_private
 from . import wording
@@ -66,6 +68,9 @@ def report(
     drawn = charts(one, beside)
     _write_figures(folder / ("figures-shareable" if shareable else "figures"), drawn)
     write_card(folder, one if shareable else only_shareable(found[0]))
+    if shareable and found[0].certificate is not None and found[0].certificate.get("evidence") is not None:
+        own = issue(read_ledger(folder / "ledger.jsonl"), found[0].certificate["delta"])
+        write_certificate(own, folder / "certificate-shareable.json")
     path = Path(out) if out is not None else folder / f"report{'-shareable' if shareable else ''}.html"
     return _write(
         path, environment.get_template("report.html.j2").render(**_common(shareable), **_context(one, beside, drawn))
