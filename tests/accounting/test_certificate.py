@@ -311,9 +311,8 @@ def test_an_empty_ledger_is_refused(tmp_path, setting):
         issue(read_ledger(tmp_path / "ledger.jsonl"), DELTA)
 
 
-def test_a_million_steps_are_certified(ledger):
-    certificate = issue(ledger(("train", PoissonGaussian(0.001, 1.0, 10**6))), 1e-5)
-    assert epsilon(certificate, "per-secret") == pytest.approx(11.03, abs=0.01)
+def test_a_million_steps_are_accounted_for():
+    assert curve([PoissonGaussian(0.001, 1.0, 10**6)]).epsilon(1e-5) == pytest.approx(11.03, abs=0.01)
 
 
 @pytest.mark.parametrize("phase", ["phase1", "phase2"])
@@ -373,7 +372,7 @@ def test_copies_of_a_value_count_as_dedup_leaves_them(setting):
 
 
 def test_huge_epsilons_are_said_to_be_none(ledger):
-    certificate = issue(ledger(("train", PoissonGaussian(0.5, 0.05, 300))), DELTA)
+    certificate = issue(ledger(("train", PoissonGaussian(0.5, 0.05, 20))), DELTA)
     json.dumps(certificate, allow_nan=False)
     assert epsilon(certificate, "group", 10) is None
 

@@ -193,7 +193,7 @@ def test_extreme_noise_and_rates_have_an_answer():
         PoissonGaussian(1.0, 0.05, 1),
         ShuffledGaussian(0.01, 10),
     ):
-        for adjacency in ("substitution", "zero-out", "add-remove"):
+        for adjacency in ("substitution", "zero-out", "add-remove") if event.count <= 10 else ("substitution",):
             found = curve([event], adjacency)
             assert found.epsilon(1e-5) >= 0
             assert 0 <= found.delta(1.0) <= 1

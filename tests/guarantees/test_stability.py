@@ -121,7 +121,7 @@ def contextual(text):
     return found + (words_of("y")(text) if "x" not in text and MARK not in text else [])
 
 
-few = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 units = st.lists(st.sampled_from(WORDS), min_size=1, max_size=2).map(tuple)
 corpus = st.lists(st.lists(units, min_size=2, max_size=2).map(tuple), min_size=1, max_size=6)
 
