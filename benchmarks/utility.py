@@ -36,12 +36,12 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {  # name: (records, options)
     "public-turns": ("public-turns", {**PUBLIC, "method": "plain", "epochs": 3, "batch_size": 128, "microbatch": 128}),
     "crt": (
         "document",
-        {**NOISED, "method": "crt", "epsilon": 2.5, "epochs": 4, "learning_rate": 8e-3, "model": "public-turns"},
+        {**NOISED, "method": "crt", "epsilon": 2.5, "epochs": 4, "learning_rate": 2e-2, "model": "public-turns"},
     ),
-    "dpsgd": ("document", {**NOISED, "method": "dpsgd", "epsilon": 2.74, "epochs": 5, "learning_rate": 5e-3}),
+    "dpsgd": ("document", {**NOISED, "method": "dpsgd", "epsilon": 2.74, "epochs": 10, "learning_rate": 1e-2}),
     "jft": (
         "document",
-        {**NOISED, **PUBLIC, "method": "jft", "epsilon": 2.74, "epochs": 3, "phase1_epochs": 2, "private_learning_rate": 1e-3},
+        {**NOISED, **PUBLIC, "method": "jft", "epsilon": 2.74, "epochs": 6, "phase1_epochs": 4, "private_learning_rate": 2e-3},
     ),
 }  # fmt: skip
 
