@@ -337,3 +337,34 @@ def test_a_contradiction_is_told_with_its_numbers(runs, corpus, home, capsys):
 def test_options_are_checked(runs):
     with pytest.raises(BadInput, match="seed"):
         attack(runs["crt"], seed=-1)
+
+
+def test_a_configuration_attacks_once_and_again_when_its_options_change(home, corpus):
+    from confide.config import run_all
+
+    config = {
+        "corpus": "chats.jsonl",
+        "out": "whole",
+        "screen": {"policy": "customersim", "conservative": "allowlist", "unit": "turn", "canaries": CANARIES},
+        "train": {
+            "model": "lstm:hidden_size=16,embedding_size=16",
+            "method": "redacted",
+            "vocabulary_size": 280,
+            "epochs": 1,
+        },
+        "attack": {"only": "exposure", "seed": 1},
+    }
+    path = home / "whole.yaml"
+    path.write_text(json.dumps(config))
+    run_all(path)
+    written = home / "whole" / "run" / "attacks.json"
+    first = written.stat().st_mtime_ns
+    assert set(json.loads(written.read_text())) >= {"exposure", "options"}
+    run_all(path)
+    assert written.stat().st_mtime_ns == first
+    path.write_text(json.dumps({**config, "attack": {"only": ["exposure"], "seed": 2}}))
+    run_all(path)
+    assert written.stat().st_mtime_ns != first
+    path.write_text(json.dumps({**config, "attack": {"only": "guessing"}}))
+    with pytest.raises(BadInput, match="the attacks are"):
+        run_all(path)
