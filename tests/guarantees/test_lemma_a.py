@@ -72,7 +72,7 @@ def hockey_stick(secret, masked, rate, noise, epsilon):
     return float(np.maximum(0, p - np.exp(epsilon) * q).sum() * cell)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_hill_climb_in_the_plane_reaches_the_pair_and_never_passes_it(seed):
     """The search climbs towards the worst gradients: it must come close to the bound (so it searches well), not above."""
     rng = np.random.default_rng(seed)

@@ -154,7 +154,7 @@ POLICIES = {
 }  # fmt: skip
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.lists(fragments, max_size=12).map("".join), st.sampled_from(sorted(POLICIES)), st.integers(0, 5))
 def test_masking_what_was_found_changes_nothing(tmp_path_factory, text, which, seed):
     """guarantees §9.2 for every policy that claims to be mask-consistent: t(s) = t(s[c→MARK]) for each maximal span c."""
