@@ -146,7 +146,8 @@ def against(
     *Formal guarantees.* The ε is the one for as many records as one coin changes (`Setting.k_repeated`). A sound run is contradicted with probability at most β of the audit. The audit's δ may
     be larger than the certificate's, never smaller, since (ε, δ) implies (ε, δ′) only for δ′ ≥ δ.
     """
-    return _held(found, *_promise(certificate, policy, copies), "the certificate promises")
+    adjacency = "" if certificate is None else Setting.from_plain(certificate["setting"]).relation
+    return _held(found, *_promise(certificate, policy, copies), "the certificate promises", adjacency)
 
 
 def against_claim(
@@ -182,7 +183,9 @@ def promised(certificate: Mapping[str, Any] | None, *, policy: str = "missed", c
     return math.inf if promise is None else float(promise["epsilon"])
 
 
-def _held(found: Mapping[str, Any], promise: Mapping[str, Any] | None, why: str, words: str) -> dict[str, Any]:
+def _held(
+    found: Mapping[str, Any], promise: Mapping[str, Any] | None, why: str, words: str, adjacency: str = "substitution"
+) -> dict[str, Any]:
     bound = found["lower_bound"]
     shown = f"With confidence {100 * found['confidence']:.10g}%, the audit shows an epsilon of at least {down(bound)}"
     if promise is None:
@@ -198,12 +201,18 @@ def _held(found: Mapping[str, Any], promise: Mapping[str, Any] | None, why: str,
         **found,
         "certified": certified,
         "records": int(promise["k"]),
+        "adjacency": adjacency,
         "p_value_of_certificate": _p_value(
             found["canaries"], found["guesses"], found["right"], min(certified, 700.0), found["delta"]
         ),
         "contradicts": bool(bound > certified),
-        "says": f"{shown}. {verdict(bound, certified, found['reach'], words)}",
+        "says": f"{shown}. {verdict(bound, certified, found['reach'], scope(promise['k'], adjacency, delta) + words)}",
     }
+
+
+def scope(records: int, adjacency: str, delta: float) -> str:
+    """What a promised ε is about, as the beginning of a sentence."""
+    return f"for {records} changed record{'' if records == 1 else 's'} ({adjacency}) at delta {delta:.3g} "
 
 
 def verdict(bound: float, certified: float, reach: float, promise: str) -> str:

@@ -23,7 +23,7 @@ from ..dp import Plan, PrivateGradients
 from ..dp.losses import Inputs
 from ..dp.plan import own_part
 from ..errors import BadInput, Refused
-from .audit import FEWEST, enough_guesses, pooled, verdict
+from .audit import FEWEST, enough_guesses, pooled, scope, verdict
 
 LARGE = 1000.0  # a canary's gradient before clipping, in clipping norms: an engine that does not clip gives itself away
 AT_ONCE = 2**22  # numbers of a microbatch
@@ -76,13 +76,15 @@ def engine_audit(
         f"With confidence {100 * (1 - beta):.10g}%, the engine's gradients show an epsilon of at least {down(bound)}"
     )
     judged = (
-        verdict(bound, certified, found["reach"], "the plan promises")
+        verdict(bound, certified, found["reach"], scope(1, "substitution", delta) + "the plan promises")
         if finite
         else "The plan promises nothing finite."
     )
     return {
         **found,
         "certified": certified if finite else None,
+        "records": 1,
+        "adjacency": "substitution",
         "contradicts": bool(bound > certified),
         "steps": audited.steps,
         "steps_of_plan": plan.steps,

@@ -161,7 +161,11 @@ def _game_line(title: str, part: dict[str, Any]) -> Line:
 
 def _audit_lines(title: str, part: dict[str, Any]) -> Iterator[Line]:
     measured = f"epsilon ≥ {down(part['lower_bound'])} ({part['right']:,} of {part['guesses']:,} guesses right)"
-    ceiling = "none" if part["certified"] is None else f"epsilon ≤ {up(part['certified'])}"
+    ceiling = (
+        "none"
+        if part["certified"] is None
+        else f"epsilon ≤ {up(part['certified'])} ({part['adjacency']}, k={part['records']})"
+    )
     yield f"{title}, {part['canaries']:,} coins", measured, f"0 (could show {down(part['reach'])})", ceiling
     coins = part.get("coins")
     if coins is not None:
