@@ -142,7 +142,7 @@ def test_a_bound_above_the_certificate_ends_with_code_3(runs, tmp_path, monkeypa
     scores = lambda model, tokenizer, form, secrets, **_: np.arange(len(secrets), dtype=float)  # noqa: E731
     monkeypatch.setattr(on_canaries.audit, "canary_scores", scores)
     bounds = lambda found, certificate, **_: {  # noqa: E731
-        **found, "certified": 0.1, "contradicts": True, "says": "the audit contradicts the certificate"
+        **found, "certified": 0.1, "records": 1, "adjacency": "substitution", "contradicts": True, "says": "the audit contradicts the certificate"
     }  # fmt: skip
     monkeypatch.setattr(on_canaries.audit, "against", bounds)
     with pytest.raises(SystemExit) as ended:
