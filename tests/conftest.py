@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -106,3 +107,37 @@ def corpus(tmp_path_factory):
         for dialogue in dialogues(120, crowd=people(0, 60)):
             file.write(json.dumps({"id": dialogue.id, "text": dialogue.text}) + "\n")
     return path
+
+
+def lacking(what):
+    """Skip a test for lack of something, or fail it where CONFIDE_BROWSER says that nothing may be lacking."""
+    (pytest.fail if os.environ.get("CONFIDE_BROWSER") == "required" else pytest.skip)(f"tests of the pages need {what}")
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Debian's Chromium, driven by Playwright."""
+    chromium = Path(os.environ.get("CONFIDE_CHROMIUM", "/usr/bin/chromium"))
+    if not chromium.exists():
+        lacking(f"Chromium: there is no {chromium}")
+    playwright = pytest.importorskip("playwright.sync_api", reason="tests of the pages need Playwright")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=str(chromium), args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="session")
+def faults():
+    """A function from a page to the serious faults of accessibility that axe-core (npm) finds in it; CONFIDE_AXE names axe.min.js."""
+    named = os.environ.get("CONFIDE_AXE")
+    if not named:
+        lacking("axe-core: CONFIDE_AXE does not name axe.min.js")
+    script = Path(named).read_text()
+
+    def find(page):
+        page.evaluate(script)
+        found = page.evaluate("async () => (await axe.run()).violations.map((v) => [v.impact, v.id, v.nodes[0].html])")
+        return [one for one in found if one[0] in ("serious", "critical")]
+
+    return find
