@@ -48,7 +48,8 @@ def test_the_page_opens_offline_asks_for_nothing_and_runs_nothing(opened, pages,
     assert not page.context.wrong
     assert page.locator("h1").count() == 1
     pictures = page.locator("svg, img")
-    assert pictures.count() and all(one.bounding_box()["width"] > 100 for one in pictures.all() if one.is_visible())
+    assert pictures.count()
+    assert all(one.bounding_box()["width"] > 100 for one in pictures.all() if one.is_visible())
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
