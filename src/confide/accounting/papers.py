@@ -51,7 +51,12 @@ def crt_bayesian_epsilon(sampling_rate: float, steps: int, epsilon: float, delta
         return rdp_epsilon(PoissonGaussian(sampling_rate, noise, steps), target)
 
     noise = optimize.brentq(lambda noise: at(noise, delta) - epsilon, 0.6, 50, xtol=1e-6)
-    return math.log1p(gamma * math.expm1(at(noise, delta / gamma)))
+    return crt_bayesian_at(PoissonGaussian(sampling_rate, noise, steps), delta, gamma)
+
+
+def crt_bayesian_at(steps: PoissonGaussian, delta: float, gamma: float) -> float:
+    """CRT's Bayesian ε of steps that were taken, by the same count."""
+    return math.log1p(gamma * math.expm1(rdp_epsilon(steps, delta / gamma)))
 
 
 def crt_group_epsilon(one: Curve, k: int, delta: float) -> float:

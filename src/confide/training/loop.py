@@ -6,7 +6,7 @@ import contextlib
 import math
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from .steps import PublicGradients, autocast, count_targets
 from .telemetry import Telemetry
 
 Tick = Callable[[int, int], object]  # slots done, slots in all
+AfterEpoch = Callable[[Any, Any, str, int, Mapping[str, int]], object]  # model, tokenizer, phase, epoch, private steps so far
 WINDOW = 32  # public batches whose records are sorted by length, for less padding
 VALIDATED = 2000  # records at most
 TICKS = 8  # private steps between two moves of the progress bar: single steps' times depend on the draw
@@ -44,8 +45,9 @@ def train(
     tick: Tick = lambda done, total: None,
     reading: Callable[[int], object] = lambda records: None,
     say: Callable[[str], object] = lambda warning: None,
+    after_epoch: AfterEpoch | None = None,
 ) -> Run:
-    """Train as planned. Killed at any moment, it goes on with `resume=True`.
+    """Train as planned. Killed at any moment, it goes on with `resume=True`. `after_epoch` may look at the model, and nothing more.
 
     *Formal guarantees.* Private records influence the run through `PrivateGradients.release` alone; each of its steps is in
     the ledger before it is drawn. Everything else (the order of public batches, learning rates, when a step is taken,
@@ -65,6 +67,8 @@ def train(
                 work.private_step(slot)
             else:
                 work.end_epoch(slot)
+                if after_epoch is not None and processes.rank() == 0:
+                    after_epoch(work.model, prepared.tokenizer, work.phase.name, slot.epoch, work.spent)
             work.done += 1
             if work.done % every == 0 or work.done == work.total:
                 work.checkpoint()

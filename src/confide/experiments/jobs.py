@@ -1,0 +1,294 @@
+"""A job is one run of a study: a corpus, how it is screened, trained, attacked and judged come in; a run's folder comes out.
+
+Everything in a job is public, and its key is a hash of all of it: what was done is never done again, what was interrupted
+goes on where it was. `job.json` is written last, so that a folder that has it is whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadInput, Contradiction
+from ..screening import Screened, screen
+from . import corpora
+
+UNTRAINED = "untrained"
+FINISHED, EVALUATION, EPOCHS = "job.json", "evaluation.json", "epochs.jsonl"
+Say = Callable[[str], object]
+Tick = Callable[[int, int], object]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run. In `screen` and `train`, {people} stands for the corpus's table of people and {vocabulary} for the outside text."""
+
+    corpus: str
+    screen: Mapping[str, Any]
+    train: Mapping[str, Any]  # the method "untrained" judges a model as it comes
+    attack: Mapping[str, Any] | None = None
+    documents: int | None = None  # the first so many of the training split; None: all
+    tests: int = 100  # the first so many of the test split
+    split: str = "test"  # what it is judged on: of a search, "valid"
+    vocabulary: str | None = None  # the corpus that a vocabulary is made from
+    start: Job | None = None  # train from this job's model
+    public_only: bool = False  # train on the public part of what `screen` makes of the corpus, and on nothing else
+    each_epoch: bool = False  # judge after every epoch too
+
+    @property
+    def key(self) -> str:
+        return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def name(self) -> str:
+        return f"{self.corpus}-{self.train['method']}-{self.key}"
+
+    @property
+    def size(self) -> float:
+        """What a run's time grows with, in the same corpus, model and method: documents times epochs."""
+        epochs = self.train.get("epochs", 3)
+        if self.train["method"] == "jft":
+            epochs += self.train.get("phase1_epochs", epochs)
+        return float((self.documents or 10_000) * epochs)
+
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """Runs of one kind take times that compare."""
+        return self.corpus, str(self.train["model"]).partition(":")[0], str(self.train["method"])
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where jobs are done: the folder of everything that is made, and the folder of the data sets."""
+
+    folder: Path
+    data: Path | None = None
+    reference: str | None = None  # the tokenizer whose tokens perplexity is per; None: GPT-2's below `data`, or of the hub
+    own_tokens: bool = False  # perplexity per token of the model's own, for trials
+    say: Say = field(default=lambda text: None, repr=False)
+
+    def run(self, job: Job) -> Path:
+        return self.folder / "runs" / job.name
+
+    def corpus(self, name: str) -> Path:
+        """The folder of a corpus's splits, made if it is not there."""
+        folder = self.folder / "corpora" / name
+        with locked(folder):
+            corpora.write(name, self.data, folder)
+        return folder
+
+    def digest(self, name: str, split: str) -> str:
+        found = json.loads((self.corpus(name) / "corpus.json").read_text(encoding="utf-8"))
+        return str(found["splits"][split]["sha256"])
+
+    def tokenizer(self) -> Any:
+        """The reference tokenizer; None where each model's own tokens count."""
+        from ..models.tokens import pretrained
+
+        if self.own_tokens:
+            return None
+        beside = [] if self.data is None else [self.data / "tokenizers" / "gpt2", self.data / "gpt2"]
+        named = self.reference or next((str(one) for one in beside if (one / "tokenizer.json").exists()), "gpt2")
+        return pretrained(named)
+
+    def screened(self, job: Job) -> Screened:
+        """The screened corpus of a job; jobs that screen alike share it."""
+        if job.public_only:
+            return self._public_alone(job)
+        plain = json.dumps([job.corpus, job.documents, self.digest(job.corpus, "train"), dict(job.screen)], sort_keys=True)
+        folder = self.folder / "screened" / f"{job.corpus}-{sha256(plain.encode()).hexdigest()[:12]}"
+        with locked(folder):
+            if not folder.exists():
+                options = {name: self._filled(value) for name, value in job.screen.items()}
+                with _first(self.corpus(job.corpus) / "train.jsonl", job.documents, folder) as texts:
+                    screen(str(texts), options.pop("policy"), folder, workers=1, **options)
+        return Screened.open(folder)
+
+    def _public_alone(self, job: Job) -> Screened:
+        """The public part of a screened corpus as a corpus of its own: what stays the same whatever a flagged secret was."""
+        whole = self.screened(replace(job, public_only=False))
+        folder = whole.folder.with_name(f"{whole.folder.name}-public")
+        with locked(folder):
+            if not folder.exists():
+                texts = folder.with_suffix(".jsonl")
+                with open(texts, "w", encoding="utf-8") as file:
+                    for batch in whole.batches("public", ("text", "group")):
+                        file.writelines(json.dumps(row) + "\n" for row in batch.to_pylist())
+                policy = self._filled(job.screen["policy"])
+                screen(str(texts), policy, folder, unit="document", conservative=job.screen["conservative"], dedup="off", workers=1)
+                texts.unlink()
+        return Screened.open(folder)
+
+    def _filled(self, value: Any) -> Any:
+        if isinstance(value, str) and "{people}" in value:
+            return value.replace("{people}", str(corpora._find(corpora.CORPORA["customersim-original"], self.data, "database_20000.csv")[0]))
+        return value
+
+    def options(self, job: Job) -> dict[str, Any]:
+        """The training options of a job, with the files that they name."""
+        found = dict(job.train)
+        if job.start is not None:
+            found["model"] = str(self.run(job.start) / "model")
+        elif job.vocabulary is not None:
+            found["vocabulary_from"] = str(self.corpus(job.vocabulary) / "train.jsonl")
+        return found
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time makes what lies at a path; the others wait."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(f".{path.name}.lock"), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _first(texts: Path, documents: int | None, beside: Path) -> Iterator[Path]:
+    """A file of the first lines of a file."""
+    if documents is None:
+        yield texts
+        return
+    some = beside.with_name(f".{beside.name}.jsonl")
+    with open(texts, encoding="utf-8") as source, open(some, "w", encoding="utf-8") as target:
+        target.writelines(islice(source, documents))
+    yield some
+    some.unlink()
+
+
+def finished(job: Job, bench: Bench) -> dict[str, Any] | None:
+    """What is known of a job that was done; None if it is not done."""
+    try:
+        return dict(json.loads((bench.run(job) / FINISHED).read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def make(job: Job, bench: Bench, tick: Tick = lambda done, total: None) -> Path:
+    """Do a job, or go on with it."""
+    folder = bench.run(job)
+    if finished(job, bench) is not None:
+        return folder
+    if job.start is not None:
+        make(job.start, bench, tick)
+    with locked(folder):
+        if finished(job, bench) is not None:  # another process has done it meanwhile
+            return folder
+        began = time.monotonic()
+        _train(job, bench, folder, tick)
+        trained = time.monotonic()
+        if not (folder / EVALUATION).exists():
+            found = judge(job, bench, *_load(job, bench, folder))
+            _write(folder / EVALUATION, found)
+        if job.attack is not None and not (folder / "attacks.json").exists():
+            _attack(job, folder)
+        seconds = {"train": trained - began, "judge and attack": time.monotonic() - trained}
+        published = _published(job, folder)
+        data = {split: bench.digest(job.corpus, split) for split in ("train", job.split)}
+        for name in ("checkpoints", "screened"):  # states and tokens of every run would fill the disk
+            shutil.rmtree(folder / name, ignore_errors=True)
+        _write(folder / FINISHED, {"key": job.key, "job": asdict(job), "data": data, "seconds": seconds, "published": published})
+    return folder
+
+
+def _train(job: Job, bench: Bench, folder: Path, tick: Tick) -> None:
+    from ..training import make_plan, plan_of, train_plan
+
+    if job.train["method"] == UNTRAINED:
+        folder.mkdir(parents=True, exist_ok=True)
+        return
+    if (folder / "model").exists():
+        return
+    begun = (folder / "config.yaml").exists()
+    plan = plan_of(folder) if begun else make_plan(bench.screened(job), **bench.options(job))
+    watch = _watch(job, bench, folder) if job.each_epoch else None
+    train_plan(plan, folder, resume=begun, tick=tick, after_epoch=watch)
+
+
+def _published(job: Job, folder: Path) -> dict[str, float]:
+    """The ε that the S-DP paper would state for its own algorithm, which no certificate holds."""
+    from ..training import plan_of
+
+    if job.train.get("variant") != "paper":
+        return {}
+    return {"paper_epsilon": plan_of(folder).summary()["published_epsilon"]["epsilon"]}
+
+
+def _watch(job: Job, bench: Bench, folder: Path) -> Callable[..., None]:
+    """What is called after each epoch: it judges the model, and changes nothing."""
+
+    def watch(model: Any, tokenizer: Any, phase: str, epoch: int, spent: Mapping[str, int]) -> None:
+        with open(folder / EPOCHS, "a", encoding="utf-8") as file:
+            found = judge(replace(job, tests=min(job.tests, 100)), bench, model, tokenizer)
+            file.write(json.dumps({"phase": phase, "epoch": epoch, "spent": dict(spent), **found}) + "\n")
+
+    return watch
+
+
+def _load(job: Job, bench: Bench, folder: Path) -> tuple[Any, Any]:
+    from ..models import build, load_tokenizer, load_trained
+
+    if job.train["method"] != UNTRAINED:
+        return load_trained(folder / "model")
+    named = str(job.train["model"])
+    tokenizer, _ = load_tokenizer(None, named, public_texts=lambda: iter(()), vocabulary_size=300, external=None)
+    return build(named, tokenizer), tokenizer
+
+
+def judge(job: Job, bench: Bench, model: Any, tokenizer: Any) -> dict[str, Any]:
+    """How well a model predicts held-out text as it was: whole documents and single lines, or the classes of a classifier."""
+    from ..training.evaluation import evaluate, evaluate_classes
+    from ..training.validation import Held
+
+    length = int(job.train.get("max_length", 256))
+    with open(bench.corpus(job.corpus) / f"{job.split}.jsonl", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in islice(file, job.tests)]
+    if job.train.get("task") == "classify":
+        classes = list(job.train["classes"])
+        labels = [classes.index(row["label"]) for row in rows]
+        return {"classes": evaluate_classes(model, tokenizer, [row["text"] for row in rows], labels, max_length=length)}
+    whole, lines = [], []
+    for row in rows:
+        spans = [(one["start"], one["end"]) for one in row["secrets"]] if "secrets" in row else None
+        whole.append(Held(row["text"], None if spans is None else tuple(spans)))
+        for low, high in (match.span() for match in re.finditer(r"[^\n]+", row["text"])):
+            inside = None if spans is None else tuple(
+                (max(start, low) - low, min(end, high) - low) for start, end in spans if start < high and end > low
+            )  # fmt: skip
+            lines.append(Held(row["text"][low:high], inside))
+    reference = bench.tokenizer()
+    return {
+        name: evaluate(model, tokenizer, held, reference=reference, max_length=2 * length)
+        for name, held in (("documents", whole), ("lines", lines))
+        if name == "documents" or len(lines) > len(whole)
+    }
+
+
+def _attack(job: Job, folder: Path) -> None:
+    from ..attacks import attack
+
+    assert job.attack is not None
+    try:
+        attack(folder, **job.attack)
+    except Contradiction:  # it is in attacks.json, and results show it
+        pass
+    except BadInput:
+        if not (folder / "attacks.json").exists():
+            raise
+
+
+def _write(path: Path, found: dict[str, Any]) -> None:
+    draft = path.with_suffix(".partial")
+    draft.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    os.replace(draft, path)

@@ -1,0 +1,133 @@
+"""`confide reproduce`: the name of a study in; its runs done as far as they are not, its table, figure and paragraph out."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadInput
+from . import crt, jft, ours, sdp
+from .jobs import Bench, Job, finished, make
+from .results import Result, as_csv, collect, draw_study, left_of, section
+from .scales import SCALES, Scale
+from .study import Study, jobs
+
+STUDIES: dict[str, Study] = {study.name: study for part in (crt, sdp, jft, ours) for study in part.STUDIES}
+Done = Callable[[Job], object]
+
+
+def chosen(name: str) -> list[Study]:
+    """The studies that a name stands for: one, those of a paper, or all."""
+    if name == "all":
+        return list(STUDIES.values())
+    found = [study for study in STUDIES.values() if name in (study.name, study.name.partition("-")[0]) or study.paper.partition(",")[0].lower() == name]
+    if not found:
+        raise BadInput(f"there is no study {name[:40]!r}; there are {', '.join(STUDIES)}, the papers crt, s-dp and jft, and all")
+    return found
+
+
+def scale_of(name: str) -> Scale:
+    if name not in SCALES:
+        raise BadInput(f"--scale is one of {', '.join(SCALES)}, got {name[:40]!r}")
+    return SCALES[name]
+
+
+def reproduce(studies: Sequence[Study], scale: Scale, bench: Bench, *, workers: int = 1, done: Done = lambda job: None) -> list[Result]:
+    """Do what is left of the studies, and write what they show to the bench's folder."""
+    wanted = {one.job.key: one.job for study in studies for one in jobs(study, scale)}
+    # First seeds of all studies come before second ones: an interrupted sweep shows every line, if with less certainty
+    order = sorted((job for job in wanted.values() if finished(job, bench) is None), key=lambda job: int(job.train.get("seed", 0)))
+    for job in _made(order, bench, workers):
+        done(job)
+    results = [collect(study, scale, bench) for study in studies]
+    for result in results:
+        write(result, bench.folder / "results")
+    return results
+
+
+def _made(order: Sequence[Job], bench: Bench, workers: int) -> Iterable[Job]:
+    """Do jobs, in processes of their own if there are several workers; each is named when it is done."""
+    if workers <= 1:
+        for job in order:
+            make(job, bench)
+            yield job
+        return
+    starts = {job.start.key: job.start for job in order if job.start is not None}
+    waiting = [*starts.values(), *order]
+    quiet = Bench(bench.folder, bench.data, bench.reference, bench.own_tokens)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_alone) as pool:
+        running: dict[Future[Path], Job] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < workers:
+                    job = waiting.pop(0)
+                    running[pool.submit(make, job, quiet)] = job
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    job = running.pop(future)
+                    future.result()
+                    yield job
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
+
+
+def _alone() -> None:
+    """One thread for each worker: small models gain nothing from more."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def write(result: Result, folder: Path) -> dict[str, Any]:
+    """A study's CSV file, its figure and its section, as files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = result.study.name
+    (folder / f"{name}.csv").write_text(as_csv(result), encoding="utf-8")
+    drawn = draw_study(result)
+    if drawn is not None:
+        (folder / f"{name}.svg").write_text(drawn.svg, encoding="utf-8")
+        (folder / f"{name}.png").write_bytes(drawn.png)
+    text = section(result, None if drawn is None else f"results/{name}.svg")
+    (folder / f"{name}.md").write_text(text, encoding="utf-8")
+    return {"study": name, "csv": str(folder / f"{name}.csv"), "section": str(folder / f"{name}.md"), "left": result.left}
+
+
+def render(scale: Scale, bench: Bench, page: Path) -> list[Result]:
+    """results.md, and its figures and CSV files in a folder beside it: every study of which anything was measured."""
+    results = [collect(study, scale, bench) for study in STUDIES.values()]
+    results = [result for result in results if result.rows]
+    if not results:
+        raise BadInput(f"{bench.folder} holds no finished run of scale {scale.name}; start with `confide reproduce fig6`")
+    folder = page.with_suffix("")
+    for result in results:
+        write(result, folder)
+    sections = [(folder / f"{result.study.name}.md").read_text(encoding="utf-8") for result in results]
+    for result in results:
+        (folder / f"{result.study.name}.md").unlink()
+        (folder / f"{result.study.name}.png").unlink(missing_ok=True)
+    page.write_text("\n".join([INTRODUCTION.format(scale=scale.name), *sections]), encoding="utf-8")
+    return results
+
+
+INTRODUCTION = """# Results: the papers' figures and tables, and ours
+
+This page is written by `confide reproduce --scale {scale} --page docs/results.md` from the folders of runs; no number on it is typed by
+hand. A run counts only if its certificate verifies and the data it was judged on are those that lie there now; the numbers of every single
+run are in the CSV files of [results/](results).
+
+**How it was measured.** Test text is raw. Perplexity (PPL) is exp(nats / number of GPT-2 tokens of that text), whatever the
+model's own vocabulary, so that rows compare; "non-secret" and "secret" are tokens outside and inside secrets, by ground truth. Every
+"sound ε" is a certificate's main guarantee, for a masked secret: substitution of one record (k = 1), Poisson sampling, all steps released.
+"ε as S-DP counts" is an added or removed record, Rényi accounting with the old conversion: the number which that paper would print, and no
+bound. A Bayesian ε is about a secret that the policy misses with the stated probability, by an independent coin. ± is the standard deviation
+over seeds. Exposure is in bits, of 10^6 candidates: an unseen canary averages 1.44, the largest of ten 4.23. "MIA, AUC" compares records that
+were trained on with held-out ones, with a baseline that never sees the model beside it; "as CRT counts" is that paper's game, with its chance
+level beside it.
+"""

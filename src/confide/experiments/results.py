@@ -1,0 +1,252 @@
+"""The results of a study: finished jobs in; a CSV file, a figure, and a section of results.md out. No number is typed by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..accounting.guarantees import up
+from ..errors import ConfideError
+from .jobs import Bench, finished
+from .numbers import COLUMNS, epochs, numbers
+from .scales import Scale
+from .study import Check, Planned, Study, jobs
+
+Key = tuple[str, float | None]  # a row's name, and the value of the sweep
+
+
+@dataclass(frozen=True)
+class Point:
+    """Mean and standard deviation of a column over seeds."""
+
+    mean: float
+    deviation: float
+    number: int
+
+    @property
+    def error(self) -> float:
+        """Half of a 95 % interval of the mean, by Student's t."""
+        from scipy.stats import t
+
+        return float(t.ppf(0.975, self.number - 1)) * self.deviation / math.sqrt(self.number) if self.number > 1 else math.inf
+
+
+@dataclass(frozen=True)
+class Result:
+    """What is known of a study so far."""
+
+    study: Study
+    scale: Scale
+    rows: tuple[dict[str, Any], ...]  # of the CSV: one a job, or one a job and epoch
+    left: int  # jobs that are not done
+    refused: tuple[str, ...]  # runs that do not count, with the reason
+
+    def point(self, key: Key, column: str) -> Point | None:
+        found = [row[column] for row in self.rows if (row["row"], row["value"]) == key and row.get(column) is not None]
+        if not found:
+            return None
+        finite = all(map(math.isfinite, found))
+        return Point(statistics.fmean(found) if finite else math.inf, statistics.stdev(found) if len(found) > 1 and finite else 0.0, len(found))
+
+    @property
+    def keys(self) -> list[Key]:
+        return list(dict.fromkeys((row["row"], row["value"]) for row in self.rows))
+
+    def values(self, row: str) -> list[float | None]:
+        """The values of the sweep at which a row was measured; a row that no sweep touches stands at all of them."""
+        return [value for name, value in self.keys if name == row]
+
+
+def collect(study: Study, scale: Scale, bench: Bench) -> Result:
+    """Read off what was done. Runs whose certificate or data do not hold are named, and left out."""
+    rows, refused, left = [], [], 0
+    for one in jobs(study, scale):
+        if finished(one.job, bench) is None:
+            left += 1
+            continue
+        try:
+            missed = _missed(one)
+            many = epochs(one.job, bench, missed) if study.each_epoch and one.job.each_epoch else [numbers(one.job, bench, missed)]
+        except (ConfideError, OSError, KeyError) as error:
+            refused.append(f"{bench.run(one.job).name}: {error}")
+            continue
+        rows += [{"row": one.row.name, "value": found.pop("epoch", one.value), "seed": one.seed, **found} for found in many]
+    return Result(study, scale, tuple(rows), left, tuple(refused))
+
+
+def _missed(one: Planned) -> float:
+    """The share of secrets that the policy of a job misses, by construction."""
+    policy = str(one.job.screen["policy"])
+    return float(policy.rsplit(",", 2)[1]) if policy.startswith("miss(") else 0.0
+
+
+def as_csv(result: Result) -> str:
+    names = ["row", "value", "seed", *dict.fromkeys(name for row in result.rows for name in row if name not in ("row", "value", "seed"))]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()} for row in result.rows)
+    return text.getvalue()
+
+
+def table(result: Result) -> tuple[list[str], list[list[str]]]:
+    """The heading and the cells: a line for each row and value, mean and deviation over seeds; then what was published."""
+    study = result.study
+    swept = study.sweep is not None or study.each_epoch
+    columns = [name for name in study.columns if any(name in row for row in result.rows) or any(name in one for one in study.published)]
+    head = ["run", *(["epoch" if study.each_epoch else study.sweep.name] if swept and (study.each_epoch or study.sweep) else [])]  # type: ignore[union-attr]
+    lines = []
+    for name, value in result.keys:
+        points = [result.point((name, value), column) for column in columns]
+        number = max((one.number for one in points if one is not None), default=0)
+        lines.append([name, *([f"{value:g}" if value is not None else "any"] if swept else []), *(show(c, p) for c, p in zip(columns, points, strict=True)), str(number)])
+    for one in study.published:
+        lines.append([f"published: {one['row']}", *([f"{one['value']:g}" if "value" in one else ""] if swept else []), *(str(one.get(c, "")) for c in columns), ""])
+    return [*head, *(COLUMNS[name].strip() for name in columns), "seeds"], lines
+
+
+def show(column: str, point: Point | None) -> str:
+    if point is None:
+        return "–"
+    if not math.isfinite(point.mean):
+        return "infinite"
+    if column in ("epsilon", "bayesian"):
+        return up(point.mean)
+    digits = 1 if point.mean >= 100 else 2 if point.mean >= 1 else 3
+    if point.mean >= 1e5:
+        return f"{point.mean:.1e}"
+    spread = f" ± {point.deviation:.{digits}f}" if point.number > 1 else ""
+    return f"{point.mean:.{digits}f}{spread}"
+
+
+def holds(check: Check, result: Result) -> tuple[bool | None, str]:
+    """Whether a claim about the shape holds for what was measured, and by which numbers; None if that was not measured."""
+    first = check.rows[0]
+    values = result.values(first)
+    points = [(value, point) for value in values if (point := result.point((first, value), check.column)) is not None]
+    if not points:
+        return None, "not measured yet"
+    if check.kind in ("rises", "falls"):
+        low, high = points[0], points[-1]
+        if low[0] == high[0]:
+            return None, "measured at one value only"
+        rises = high[1].mean > low[1].mean
+        said = f"{show(check.column, low[1])} at {low[0]:g}, {show(check.column, high[1])} at {high[0]:g}"
+        return rises == (check.kind == "rises"), said
+    if check.kind == "chance":
+        worst = max(points, key=lambda one: one[1].mean)
+        pooled = [row[check.column] for row in result.rows if row["row"] == first and row.get(check.column) is not None]
+        mean, deviation = statistics.fmean(pooled), statistics.stdev(pooled) if len(pooled) > 1 else math.inf
+        error = 1.96 * deviation / math.sqrt(len(pooled))
+        return mean - error <= check.level, f"mean {mean:.2f} ± {error:.2f} over {len(pooled)} runs, chance {check.level:g}; largest at one value {worst[1].mean:.2f}"
+    second = check.rows[1]
+    pairs = []
+    for value, point in points:
+        other = result.point((second, value), check.column) or result.point((second, None), check.column)
+        if other is not None:
+            pairs.append((value, point, other))
+    if not pairs:
+        return None, "not measured yet"
+    level = check.level if check.kind == "within" else 1.0
+    good = all(one.mean <= level * other.mean for _, one, other in pairs)
+    said = "; ".join(
+        f"{show(check.column, one)} against {show(check.column, other)}" + (f" at {value:g}" if value is not None else "")
+        for value, one, other in pairs
+    )
+    return good, said
+
+
+def section(result: Result, figure: str | None) -> str:
+    """The part of results.md about a study."""
+    study = result.study
+    head, lines = table(result)
+    text = [f"## {study.paper}: {study.title}", "", f"`confide reproduce {study.name} --scale {result.scale.name}`. The paper: {study.claim}", ""]
+    if figure is not None:
+        text += [f"![{study.title}]({figure})", ""]
+    if lines:
+        text += [_line(head), _line(["---"] * len(head)), *map(_line, lines), ""]
+    for check in study.checks:
+        good, said = holds(check, result)
+        word = {True: "holds", False: "**does not hold**", None: "open"}[good]
+        text.append(f"* {check.says}: {word} ({said}).")
+    if study.checks:
+        text.append("")
+    if study.notes:
+        text += [study.notes, ""]
+    if result.left:
+        text += [f"Not all of it is done: {result.left} of {len(jobs(study, result.scale))} runs are left.", ""]
+    text += [f"Left out: {reason}." for reason in result.refused]
+    return "\n".join(text)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def draw_study(result: Result) -> Any:
+    """The figure, if the study has one and something of it was measured: the mean over seeds, with the deviation as a bar."""
+    study = result.study
+    if study.y is None:
+        return None
+    lines = {name: _curve(result, name) for name in dict.fromkeys(name for name, _ in result.keys)}
+    lines = {name: points for name, points in lines.items() if points}
+    if not lines:
+        return None
+    from ..reporting.drawing import MUTED, SERIES, draw
+
+    xs = sorted({x for points in lines.values() for x, _, _ in points if x is not None})
+
+    def paint(axes: Any) -> None:
+        for number, (name, points) in enumerate(lines.items()):
+            style = {"color": SERIES[number % len(SERIES)], "label": name, "marker": "osD^vP"[number % 6], "linestyle": "-" if number < len(SERIES) else "--"}
+            known = [(x, y, error) for x, y, error in points if x is not None]
+            if known:
+                axes.errorbar(*zip(*known, strict=True), markersize=4, capsize=2, **style)
+            elif xs:
+                axes.plot([xs[0], xs[-1]], [points[0][1]] * 2, color=style["color"], label=name, linestyle=":")
+        for check in study.checks:
+            if check.kind == "chance" and check.column == study.y:
+                axes.axhline(check.level, color=MUTED, linewidth=1, linestyle=":", label="chance")
+                break
+        axes.set_xlabel(COLUMNS[study.x] if study.x else study.sweep.name if study.sweep else "epoch")
+        axes.set_ylabel(COLUMNS[str(study.y)])
+        if study.y.startswith("ppl") or study.y == "line_ppl":  # type: ignore[union-attr]
+            axes.set_yscale("log")
+        axes.legend()
+
+    head, rows = table(result)
+    return draw(study.name, study.title, paint, caption=study.claim, alt=f"{study.title}, {study.paper}: {len(lines)} lines", columns=head, rows=rows, size=(7, 4.2))  # fmt: skip
+
+
+def _curve(result: Result, name: str) -> list[tuple[float | None, float, float]]:
+    study = result.study
+    found: list[tuple[float | None, float, float]] = []
+    for value in result.values(name):
+        y = result.point((name, value), str(study.y))
+        x = result.point((name, value), study.x) if study.x else None
+        if y is not None and math.isfinite(y.mean):
+            found.append((x.mean if x is not None else None if study.x else value, y.mean, y.deviation))
+    return found
+
+
+def left_of(studies: Sequence[Study], scale: Scale, bench: Bench) -> list[dict[str, Any]]:
+    """For each study: jobs, those done, and how many seconds the rest will take, by what runs of their kind took; None: unknown."""
+    known: dict[tuple[str, str, str], list[float]] = {}
+    planned = {study.name: {one.job.key: one.job for one in jobs(study, scale)} for study in studies}
+    for job in {key: job for some in planned.values() for key, job in some.items()}.values():
+        done = finished(job, bench)
+        if done is not None:
+            known.setdefault(job.kind, []).append(sum(done["seconds"].values()) / job.size)
+    everything = [rate for rates in known.values() for rate in rates]
+    found = []
+    for study in studies:
+        open_jobs = [job for job in planned[study.name].values() if finished(job, bench) is None]
+        rates = [known.get(job.kind) or everything for job in open_jobs]
+        seconds = sum(statistics.median(rate) * job.size for rate, job in zip(rates, open_jobs, strict=True)) if all(rates) else None
+        found.append({"study": study.name, "paper": study.paper, "title": study.title, "jobs": len(planned[study.name]), "left": len(open_jobs), "seconds": seconds})
+    return found

@@ -1,0 +1,121 @@
+"""A study is one figure or table of a paper, described and not programmed: rows, a sweep and seeds in; jobs out.
+
+What a row does is the sum of what its model, its method and its corpus say at a scale (scales.py), and of its own options. The
+same description serves every scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .jobs import UNTRAINED, Job
+from .scales import ATTACKED, Scale
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a figure, or of a table."""
+
+    name: str
+    corpus: str
+    model: str
+    method: str
+    screen: Mapping[str, Any] = field(default_factory=dict)
+    train: Mapping[str, Any] = field(default_factory=dict)
+    start: str | None = None  # "public lines": a model that was trained without noise on the lines that neither policy flags
+    swept: bool = True  # False: it does not depend on what is swept
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What varies along a figure. `option` of training is set to each value, or {value} in a policy is replaced by it."""
+
+    name: str
+    values: tuple[float, ...]
+    option: str | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """A claim about the shape of a figure, to be held against what was measured.
+
+    `kind`: "below" (the first row lies below the second, at every value), "rises" or "falls" (from the first value to the last),
+    "chance" (the row is at chance: its interval holds `level`, at every value), "within" (the first row is at most `level`
+    times the second).
+    """
+
+    kind: str
+    rows: tuple[str, ...]
+    column: str
+    says: str
+    level: float = 0.0
+
+
+@dataclass(frozen=True)
+class Study:
+    """A figure or a table. `columns` are names of numbers.py; `y` is drawn over the sweep, or over the column `x`."""
+
+    name: str
+    paper: str
+    title: str
+    claim: str
+    rows: tuple[Row, ...]
+    columns: tuple[str, ...]
+    sweep: Sweep | None = None
+    x: str | None = None
+    y: str | None = None
+    checks: tuple[Check, ...] = ()
+    published: tuple[Mapping[str, Any], ...] = ()
+    attack: tuple[str, ...] = ()
+    each_epoch: bool = False
+    notes: str = ""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A job of a study: of which row it is, at which value of the sweep, with which seed."""
+
+    row: Row
+    value: float | None
+    seed: int
+    job: Job
+
+
+def jobs(study: Study, scale: Scale) -> list[Planned]:
+    """All jobs of a study; rows that no sweep touches are done once a seed. First seeds come first."""
+    values: tuple[float | None, ...] = (None,)
+    if study.sweep is not None:
+        values = scale.thinned(study.sweep.values)
+    return [
+        Planned(row, value, seed, _job(study, row, value, seed, scale))
+        for seed in range(scale.seeds)
+        for row in study.rows
+        for value in (values if row.swept else (None,))
+    ]
+
+
+def _job(study: Study, row: Row, value: float | None, seed: int, scale: Scale) -> Job:
+    train = scale.training(row.model, row.method, row.corpus) | dict(row.train) | {"seed": seed}
+    if study.sweep is not None and study.sweep.option is not None and value is not None:
+        train[study.sweep.option] = value
+    screen = scale.screening(row.corpus) | dict(row.screen)
+    missed = value if study.sweep is not None and study.sweep.option is None and value is not None else screen.pop("missed", 0)
+    screen.pop("missed", None)
+    if missed:
+        screen["policy"] = f"miss({screen['policy']}, {missed:g}, {seed})"
+    attack = {"only": list(study.attack), "seed": seed, **ATTACKED, "samples": scale.samples} if study.attack else None
+    if row.method == UNTRAINED:
+        attack = None
+    documents, tests = scale.documents.get(row.corpus), scale.tests
+    vocabulary = scale.vocabulary(row.model, row.corpus)
+    start = None
+    if row.start == "public lines":
+        first = scale.training(row.model, "public lines", row.corpus) | {"seed": seed}
+        lines = {**screen, "unit": "turn", "dedup": "off"} | {"canaries": None}
+        start = Job(
+            row.corpus, {k: v for k, v in lines.items() if v is not None}, first, None, documents, tests, vocabulary=vocabulary, public_only=True
+        )
+        train.pop("vocabulary_size", None)
+    return Job(row.corpus, screen, train, attack, documents, tests, vocabulary=vocabulary, start=start, each_epoch=study.each_epoch)
