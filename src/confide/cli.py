@@ -702,6 +702,50 @@ def run(
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
+def reproduce(
+    figure: Annotated[
+        str | None, typer.Argument(help="A figure or table, a paper (crt, s-dp, jft), or all; none: what there is.")
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="smoke (seconds), cpu (two cores), or paper (the papers' models, GPUs).")
+    ] = "cpu",
+    data: Annotated[
+        Path | None, typer.Option(help="The folder of the data sets; docs/data.md says where to get them.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Where runs are kept; what is there is not done again.")
+    ] = Path("reproduce"),
+    only: Annotated[str | None, typer.Option(help="Only rows whose name holds this text.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="So many seeds, if fewer than the scale's.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Runs at a time. [the number of cores]")] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="The tokenizer whose tokens perplexity is per. [GPT-2's]")
+    ] = None,
+    status: Annotated[
+        bool, typer.Option("--status", help="Do nothing: show what is left, and how long it will take.")
+    ] = False,
+    page: Annotated[Path | None, typer.Option(help="Write all results so far to this Markdown file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The papers' figures and tables, by runs that are cached: stop it at any time, and it goes on.
+
+    Example: confide reproduce fig6
+    """
+    from .experiments.reproduce import command
+
+    found = command(
+        figure, scale=scale, data=data, out=out, only=only, seeds=seeds, workers=workers, reference=reference, status=status, page=page,
+        console=Console(stderr=True, quiet=as_json),
+    )  # fmt: skip
+    if as_json:
+        _answer(found)
+        return
+    from .terminal import show_reproduced
+
+    show_reproduced(Console(), found)
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def policies(as_json: Json = False) -> None:
     """The policies that can be named, and what each needs."""
     from .policies import COMPOSED, known_policies

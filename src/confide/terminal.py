@@ -361,6 +361,27 @@ def show_run(console: Console, found: dict[str, Any]) -> None:
             "confidentiality epsilon", indent=2)  # fmt: skip
 
 
+def show_reproduced(console: Console, found: dict[str, Any]) -> None:
+    """What is done of the studies, and how long the rest will take."""
+    table = Table("study", "what", "runs", "left", "time left", box=None, pad_edge=False)
+    for one in found["studies"]:
+        known = (
+            ""
+            if not one["left"]
+            else "unknown until a run is done"
+            if one["seconds"] is None
+            else f"about {_duration(one['seconds'])}"
+        )
+        table.add_row(one["study"], f"{one['paper']}: {one['title']}", str(one["jobs"]), str(one["left"]), known)
+    console.print(table)
+    for one in found["written"]:
+        say(console, f"[bold]{one['study']}[/]: {escape(one['section'])}, {escape(one['csv'])}")
+    if "page" in found:
+        say(console, f"{len(found['page']['studies'])} studies in {escape(found['page']['file'])}")
+        for text in found["page"]["left_out"]:
+            say(console, f"[red]left out[/]: {escape(text)}", indent=2)
+
+
 def _duration(seconds: float) -> str:
     if seconds < 90:
         return _count(max(1, round(seconds)), "second")

@@ -47,11 +47,18 @@ def crt_bayesian_epsilon(sampling_rate: float, steps: int, epsilon: float, delta
     The optimisation over δ is right, the adjacency is not: masking a secret is a substitution.
     """
 
-    def at(noise: float, target: float) -> float:
-        return rdp_epsilon(PoissonGaussian(sampling_rate, noise, steps), target)
+    return crt_bayesian_at(
+        PoissonGaussian(sampling_rate, crt_noise(sampling_rate, steps, epsilon, delta), steps), delta, gamma
+    )
 
-    noise = optimize.brentq(lambda noise: at(noise, delta) - epsilon, 0.6, 50, xtol=1e-6)
-    return crt_bayesian_at(PoissonGaussian(sampling_rate, noise, steps), delta, gamma)
+
+def crt_noise(sampling_rate: float, steps: int, epsilon: float, delta: float) -> float:
+    """The noise multiplier that CRT's count takes for (ε′, δ)."""
+
+    def excess(noise: float) -> float:
+        return rdp_epsilon(PoissonGaussian(sampling_rate, noise, steps), delta) - epsilon
+
+    return float(optimize.brentq(excess, 0.6, 50, xtol=1e-6))
 
 
 def crt_bayesian_at(steps: PoissonGaussian, delta: float, gamma: float) -> float:

@@ -17,7 +17,7 @@ from scipy import stats
 from ..accounting.ceilings import chance_exposure
 from ..errors import BadInput, Refused
 from .likelihood import Row, log_likelihoods
-from .spaces import Space, Tokenised, tokenise
+from .spaces import Space, Tokenised, tokenise, tokenise_all
 from .statistics import clopper_pearson
 from .tree import AGREE, Scored, Tree, build, check_fits, score
 
@@ -146,7 +146,7 @@ def _exact(
     for place in range(space.length):
         numbers = numbers * len(space.alphabet) + signs[:, place]
     check_fits(model, build(*tokenise(tokenizer, space, np.unique(signs, axis=0))))  # before a million of them
-    tokens = tokenise(tokenizer, space, space.all_signs())
+    tokens = tokenise_all(tokenizer, space)
     tree = build(*tokens)
     check_fits(model, tree)
     own = log_likelihoods(model, [_row(tree, int(number)) for number in numbers])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,6 +103,12 @@ def tokenise(tokenizer: Any, space: Space, signs: Signs) -> Tokenised:
     same[int(lengths.min()) - 1 :] = False  # every candidate keeps a token of its own
     shared = int(same.argmin()) if not same.all() else 0
     return Tokenised([first_id(tokenizer), *paths[0, :shared].tolist()], paths[:, shared:], lengths - shared)
+
+
+@lru_cache(maxsize=1)
+def tokenise_all(tokenizer: Any, space: Space) -> Tokenised:
+    """The tokens of every candidate, in order; kept, since two ways of ranking a million of them need the same."""
+    return tokenise(tokenizer, space, space.all_signs())
 
 
 def _encode(tokenizer: Any, space: Space, signs: Signs) -> list[list[int]]:

@@ -521,6 +521,12 @@ _ALL = (
         _customersim, options={"count": 10_000, "seed": 0, "crowd": customersim.PEOPLE},
     ),
     Corpus(
+        "customersim-small",
+        "A small one of the same simulator, to try things with: 200 dialogues to train and 20 each to validate and to test",
+        "It is made on the spot and needs no data.",
+        _customersim, options={"count": 200, "seed": 0, "crowd": 240},
+    ),
+    Corpus(
         "customersim-original",
         "The S-DP paper's CustomerSim without its ten canary lines; names by its table of people, other secrets by format",
         "Get data/simdial and simdial_privacy/database from github.com/wyshi/lm_privacy (MIT).",

@@ -26,13 +26,22 @@ def _table_2(corpus: str) -> tuple[Row, ...]:
         Row(f"plain, {of}", corpus, model, "plain", _with("low-entity")),
         Row(f"dpsgd, {of}", corpus, model, "dpsgd", _with("low-entity")),
         *(Row(f"dpsgd +spe, {of}", corpus, model, "dpsgd", _with("low-entity"), one) for one in words),
-        *(Row(f"{method} {detector}, {of}", corpus, model, method, _with(detector)) for detector in DETECTORS for method in ("redacted", "jft")),
+        *(
+            Row(f"{method} {detector}, {of}", corpus, model, method, _with(detector))
+            for detector in DETECTORS
+            for method in ("redacted", "jft")
+        ),
     )
 
 
 def _order(of: str, column: str) -> tuple[Check, ...]:
     """The paper's ordering; perplexities are best low, so that the better one stands first."""
-    first = [Check("below", (f"jft {one}, {of}", f"redacted {one}, {of}"), column, f"jft improves on redaction ({one}, {of})") for one in DETECTORS]
+    first = [
+        Check(
+            "below", (f"jft {one}, {of}", f"redacted {one}, {of}"), column, f"jft improves on redaction ({one}, {of})"
+        )
+        for one in DETECTORS
+    ]
     return (*first, Check("below", (f"jft low-entity, {of}", f"dpsgd, {of}"), column, f"jft beats DP-SGD with the low entity detector ({of})"),
             Check("below", (f"plain, {of}", f"jft low-entity, {of}"), column, f"training without privacy is best ({of})"))  # fmt: skip
 
@@ -100,8 +109,20 @@ def _canaries(name: str, number: int, spec: str, title: str, claim: str) -> Stud
 
 
 FIGURES = (
-    _canaries("jft-fig2", 2, "sdp", "one canary, ten times", "without privacy the canary is exposed; JFT keeps it near DP-SGD's exposure."),
+    _canaries(
+        "jft-fig2",
+        2,
+        "sdp",
+        "one canary, ten times",
+        "without privacy the canary is exposed; JFT keeps it near DP-SGD's exposure.",
+    ),
     _canaries("jft-fig3", 3, "sdp,copies=1", "one canary, once", "exposure is low for every model."),
-    _canaries("jft-fig4", 4, "jft", "ten canaries, once each, by the detector's recall", "exposure is low for every model, lower with higher recall."),
+    _canaries(
+        "jft-fig4",
+        4,
+        "jft",
+        "ten canaries, once each, by the detector's recall",
+        "exposure is low for every model, lower with higher recall.",
+    ),
 )
 STUDIES = (TABLE_2, TABLE_3, TABLE_6, TABLE_7, *FIGURES)

@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadInput, Contradiction
+from ..records import Fields
 from ..screening import Screened, screen
 from . import corpora
+from .pretrained import PACKAGES, folder_of
 
 UNTRAINED = "untrained"
 FINISHED, EVALUATION, EPOCHS = "job.json", "evaluation.json", "epochs.jsonl"
@@ -74,7 +76,9 @@ class Bench:
 
     folder: Path
     data: Path | None = None
-    reference: str | None = None  # the tokenizer whose tokens perplexity is per; None: GPT-2's below `data`, or of the hub
+    reference: str | None = (
+        None  # the tokenizer whose tokens perplexity is per; None: GPT-2's below `data`, or of the hub
+    )
     own_tokens: bool = False  # perplexity per token of the model's own, for trials
     say: Say = field(default=lambda text: None, repr=False)
 
@@ -106,11 +110,15 @@ class Bench:
         """The screened corpus of a job; jobs that screen alike share it."""
         if job.public_only:
             return self._public_alone(job)
-        plain = json.dumps([job.corpus, job.documents, self.digest(job.corpus, "train"), dict(job.screen)], sort_keys=True)
+        plain = json.dumps(
+            [job.corpus, job.documents, self.digest(job.corpus, "train"), dict(job.screen)], sort_keys=True
+        )
         folder = self.folder / "screened" / f"{job.corpus}-{sha256(plain.encode()).hexdigest()[:12]}"
         with locked(folder):
             if not folder.exists():
                 options = {name: self._filled(value) for name, value in job.screen.items()}
+                if job.train.get("task") == "classify":
+                    options["fields"] = Fields(label="label")
                 with _first(self.corpus(job.corpus) / "train.jsonl", job.documents, folder) as texts:
                     screen(str(texts), options.pop("policy"), folder, workers=1, **options)
         return Screened.open(folder)
@@ -126,18 +134,32 @@ class Bench:
                     for batch in whole.batches("public", ("text", "group")):
                         file.writelines(json.dumps(row) + "\n" for row in batch.to_pylist())
                 policy = self._filled(job.screen["policy"])
-                screen(str(texts), policy, folder, unit="document", conservative=job.screen["conservative"], dedup="off", workers=1)
+                screen(
+                    str(texts),
+                    policy,
+                    folder,
+                    unit="document",
+                    conservative=job.screen["conservative"],
+                    dedup="off",
+                    workers=1,
+                )
                 texts.unlink()
         return Screened.open(folder)
 
     def _filled(self, value: Any) -> Any:
         if isinstance(value, str) and "{people}" in value:
-            return value.replace("{people}", str(corpora._find(corpora.CORPORA["customersim-original"], self.data, "database_20000.csv")[0]))
+            return value.replace(
+                "{people}",
+                str(corpora.people_file(self.data)),
+            )
         return value
 
     def options(self, job: Job) -> dict[str, Any]:
         """The training options of a job, with the files that they name."""
         found = dict(job.train)
+        if found["model"] in PACKAGES:
+            with locked(self.folder / "models" / found["model"]):
+                found["model"] = str(folder_of(found["model"], self.folder / "models"))
         if job.start is not None:
             found["model"] = str(self.run(job.start) / "model")
         elif job.vocabulary is not None:
@@ -194,11 +216,14 @@ def make(job: Job, bench: Bench, tick: Tick = lambda done, total: None) -> Path:
         if job.attack is not None and not (folder / "attacks.json").exists():
             _attack(job, folder)
         seconds = {"train": trained - began, "judge and attack": time.monotonic() - trained}
-        published = _published(job, folder)
+        published = _published(job, folder) | {"redacted": _redacted(bench.screened(job))}
         data = {split: bench.digest(job.corpus, split) for split in ("train", job.split)}
         for name in ("checkpoints", "screened"):  # states and tokens of every run would fill the disk
             shutil.rmtree(folder / name, ignore_errors=True)
-        _write(folder / FINISHED, {"key": job.key, "job": asdict(job), "data": data, "seconds": seconds, "published": published})
+        _write(
+            folder / FINISHED,
+            {"key": job.key, "job": asdict(job), "data": data, "seconds": seconds, "published": published},
+        )
     return folder
 
 
@@ -225,6 +250,20 @@ def _published(job: Job, folder: Path) -> dict[str, float]:
     return {"paper_epsilon": plan_of(folder).summary()["published_epsilon"]["epsilon"]}
 
 
+def _redacted(screened: Screened) -> float:
+    """The share of the corpus's characters that the policy finds."""
+    found = characters = 0
+    for part, column in (("public", "text"), ("private", "raw")):
+        for batch in screened.batches(part, (column, "spans") if part == "private" else (column,)):
+            for row in batch.to_pylist():
+                characters += len(row[column])
+                ends = 0
+                for span in sorted(row.get("spans") or (), key=lambda one: int(one["start"])):
+                    found += max(0, span["end"] - max(span["start"], ends))
+                    ends = max(ends, span["end"])
+    return found / characters if characters else 0.0
+
+
 def _watch(job: Job, bench: Bench, folder: Path) -> Callable[..., None]:
     """What is called after each epoch: it judges the model, and changes nothing."""
 
@@ -241,9 +280,13 @@ def _load(job: Job, bench: Bench, folder: Path) -> tuple[Any, Any]:
 
     if job.train["method"] != UNTRAINED:
         return load_trained(folder / "model")
-    named = str(job.train["model"])
-    tokenizer, _ = load_tokenizer(None, named, public_texts=lambda: iter(()), vocabulary_size=300, external=None)
-    return build(named, tokenizer), tokenizer
+    options = bench.options(job)
+    outside = options.get("vocabulary_from")
+    tokenizer, _ = load_tokenizer(
+        None, options["model"], public_texts=lambda: iter(()), vocabulary_size=options.get("vocabulary_size", 300),
+        external=None if outside is None else Path(outside),
+    )  # fmt: skip
+    return build(options["model"], tokenizer, seed=options.get("seed", 0)), tokenizer
 
 
 def judge(job: Job, bench: Bench, model: Any, tokenizer: Any) -> dict[str, Any]:
@@ -269,7 +312,7 @@ def judge(job: Job, bench: Bench, model: Any, tokenizer: Any) -> dict[str, Any]:
             lines.append(Held(row["text"][low:high], inside))
     reference = bench.tokenizer()
     return {
-        name: evaluate(model, tokenizer, held, reference=reference, max_length=2 * length)
+        name: evaluate(model, tokenizer, held, reference=reference, max_length=length)
         for name, held in (("documents", whole), ("lines", lines))
         if name == "documents" or len(lines) > len(whole)
     }

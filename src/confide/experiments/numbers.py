@@ -36,12 +36,13 @@ COLUMNS: dict[str, str] = {
     "mia_blind": "AUC without the model",
     "group_auc": "group MIA, AUC",
     "paper_mia": "MIA as CRT counts",
-    "paper_mia_chance": "its chance",
+    "paper_mia_chance": "chance of that",
     "paper_group": "group MIA as CRT counts",
-    "paper_group_chance": "its chance ",
+    "paper_group_chance": "chance of that",
     "sdp_mia": "MIA as S-DP counts",
+    "sdp_mia_chance": "chance of that",
+    "amplified": "Bayesian ε",
     "redacted": "share redacted",
-    "public": "public records",
 }
 
 
@@ -52,7 +53,9 @@ def numbers(job: Job, bench: Bench, missed: float = 0.1) -> dict[str, Any]:
         raise Contradiction(f"{folder.name} is not finished")
     for split, digest in done["data"].items():
         if bench.digest(job.corpus, split) != digest:
-            raise Contradiction(f"{folder.name} was made from another {split} split of {job.corpus} than the one that lies here")
+            raise Contradiction(
+                f"{folder.name} was made from another {split} split of {job.corpus} than the one that lies here"
+            )
     found: dict[str, Any] = {"run": folder.name, "seconds": round(sum(done["seconds"].values()))}
     found |= _privacy(folder, job, missed) | done.get("published", {})
     found |= _utility(json.loads((folder / EVALUATION).read_text(encoding="utf-8")))
@@ -83,7 +86,11 @@ def _privacy(folder: Path, job: Job, missed: float) -> dict[str, Any]:
     stated = [one for one in certificate["guarantees"] if one["epsilon"] is not None]
     found: dict[str, Any] = {"delta": certificate["delta"], "unit": certificate["unit"]}
     if stated:
-        found |= {"epsilon": stated[0]["epsilon"], "guarantee": stated[0]["name"], "adjacency": certificate["adjacency"]["name"]}
+        found |= {
+            "epsilon": stated[0]["epsilon"],
+            "guarantee": stated[0]["name"],
+            "adjacency": certificate["adjacency"]["name"],
+        }
     return _epsilons(folder, certificate, missed) | found
 
 
@@ -97,11 +104,15 @@ def _epsilons(folder: Path, certificate: dict[str, Any], missed: float, steps: i
         return {}
     first, count = spent[0], sum(event.count for event in spent)
     event = PoissonGaussian(first.sampling_rate, first.noise_multiplier, min(count, steps or count))
-    delta = certificate["delta"]
-    sound = curve([event], certificate["adjacency"]["name"], certificate["k"]["missed"])
+    delta, adjacency = certificate["delta"], certificate["adjacency"]["name"]
+    selective = adjacency == "selective"  # about marked tokens: counted as a substitution, and no miss rate enters it
+    sound = curve([event], "substitution" if selective else adjacency, certificate["k"]["missed"])
     found = {"epsilon": sound.epsilon(delta), "paper_epsilon": rdp_epsilon(event, delta, conversion="old")}
-    if missed:
-        found |= {"bayesian": slot_epsilon(sound, missed, delta), "paper_bayesian": crt_bayesian_at(event, delta, missed)}
+    if missed and not selective:
+        found |= {
+            "bayesian": slot_epsilon(sound, missed, delta),
+            "paper_bayesian": crt_bayesian_at(event, delta, missed),
+        }
     return found
 
 
@@ -111,7 +122,11 @@ def _utility(found: dict[str, Any]) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for prefix, part in (("", found["documents"]), ("line_", found.get("lines", {}))):
         if part:
-            rows |= {f"{prefix}ppl": part["perplexity"], f"{prefix}bits": part["bits_per_character"], f"{prefix}accuracy": part["accuracy"]}
+            rows |= {
+                f"{prefix}ppl": part["perplexity"],
+                f"{prefix}bits": part["bits_per_character"],
+                f"{prefix}accuracy": part["accuracy"],
+            }
             for kind in ("non_secret", "secret"):
                 if kind in part:
                     rows[f"{prefix}ppl_{kind}"] = part[kind]["perplexity"]
@@ -129,11 +144,15 @@ def _attacked(found: dict[str, Any]) -> dict[str, Any]:
         rows |= _interval("mia_auc", membership["strongest"]["auc"])
         rows["mia_blind"] = membership["blind"]["auc"]["value"]
         if membership.get("group"):
-            rows |= _interval("group_auc", membership["group"]["auc"])
+            rows |= _interval("group_auc", membership["group"]["attacks"]["loss"]["auc"])
     for name, column in (("crt", "paper_mia"), ("crt-group", "paper_group"), ("sdp", "sdp_mia")):
         one = membership.get("papers", {}).get(name, {})
         if "accuracy" in one:
-            rows |= {column: one["accuracy"], f"{column}_chance": one["chance"], f"{column}_chance_high": one["chance_high"]}
+            rows |= {
+                column: one["accuracy"],
+                f"{column}_chance": one["chance"],
+                f"{column}_chance_high": one["chance_high"],
+            }
     rows["contradictions"] = len(found.get("contradictions", ()))
     return rows
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..accounting.events import check_count
 from ..errors import BadInput
 from . import crt, jft, ours, sdp
 from .jobs import Bench, Job, finished, make
 from .results import Result, as_csv, collect, draw_study, left_of, section
-from .scales import SCALES, Scale
+from .scales import MULTIWOZ, ORIGINAL, SCALES, SMALL, Scale
 from .study import Study, jobs
 
 STUDIES: dict[str, Study] = {study.name: study for part in (crt, sdp, jft, ours) for study in part.STUDIES}
@@ -24,9 +30,15 @@ def chosen(name: str) -> list[Study]:
     """The studies that a name stands for: one, those of a paper, or all."""
     if name == "all":
         return list(STUDIES.values())
-    found = [study for study in STUDIES.values() if name in (study.name, study.name.partition("-")[0]) or study.paper.partition(",")[0].lower() == name]
+    found = [
+        study
+        for study in STUDIES.values()
+        if name in (study.name, study.name.partition("-")[0]) or study.paper.partition(",")[0].lower() == name
+    ]
     if not found:
-        raise BadInput(f"there is no study {name[:40]!r}; there are {', '.join(STUDIES)}, the papers crt, s-dp and jft, and all")
+        raise BadInput(
+            f"there is no study {name[:40]!r}; there are {', '.join(STUDIES)}, the papers crt, s-dp and jft, and all"
+        )
     return found
 
 
@@ -36,17 +48,92 @@ def scale_of(name: str) -> Scale:
     return SCALES[name]
 
 
-def reproduce(studies: Sequence[Study], scale: Scale, bench: Bench, *, workers: int = 1, done: Done = lambda job: None) -> list[Result]:
-    """Do what is left of the studies, and write what they show to the bench's folder."""
+def command(
+    name: str | None, *, scale: str, data: Path | None, out: Path, only: str | None = None, seeds: int | None = None, workers: int | None = None,
+    reference: str | None = None, status: bool = False, page: Path | None = None, console: Console | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What `confide reproduce` does: do what is left of some studies, or say what is left of all; and write the page."""
+    size = scale_of(scale)
+    bench = Bench(out, data, reference, own_tokens=size.name == "smoke")
+    studies = list(STUDIES.values()) if name is None else chosen(name)
+    if size.name == "smoke" and data is None:
+        studies = [_simulated(study) for study in studies]
+    if workers is not None:
+        check_count("--workers", workers, high=1000)
+    if seeds is not None:
+        check_count("--seeds", seeds, high=1000)
+    fewer = replace(size, seeds=min(size.seeds, seeds or size.seeds))
+    narrowed = [
+        replace(one, rows=tuple(row for row in one.rows if only is None or only in row.name)) for one in studies
+    ]
+    if only is not None and not any(one.rows for one in narrowed):
+        raise BadInput(f"no row of {name or 'any study'} holds {only[:40]!r} in its name; they are {_listed(studies)}")
+    written = []
+    if name is not None and not status:
+        left = left_of(narrowed, fewer, bench)
+        with _progress(console, left) as done:
+            make_all(narrowed, fewer, bench, workers or os.cpu_count() or 1, done)
+        written = [write(collect(study, size, bench), out / "results") for study in studies]
+    found: dict[str, Any] = {
+        "scale": size.name,
+        "out": str(out),
+        "studies": left_of(narrowed, fewer, bench),
+        "written": written,
+    }
+    if page is not None:
+        results = render(size, bench, page)
+        found["page"] = {
+            "file": str(page),
+            "studies": [one.study.name for one in results],
+            "left_out": [text for one in results for text in one.refused],
+        }
+    return found
+
+
+def _simulated(study: Study) -> Study:
+    """A study on simulated dialogues, to try it without any data; rows on text of another kind are left out."""
+    return replace(
+        study, rows=tuple(replace(row, corpus=SMALL) for row in study.rows if row.corpus in (ORIGINAL, MULTIWOZ))
+    )
+
+
+def _listed(studies: Sequence[Study]) -> str:
+    return "; ".join(dict.fromkeys(row.name for study in studies for row in study.rows))[:600]
+
+
+@contextmanager
+def _progress(console: Console | None, left: Sequence[dict[str, Any]]) -> Iterator[Done]:
+    """A bar of the jobs, with the time left by what the finished ones took."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with Progress(
+        *columns, console=console, disable=console is None or console.quiet or not console.is_terminal
+    ) as progress:
+        task = progress.add_task("runs", total=sum(one["left"] for one in left))
+
+        def done(job: Job) -> None:
+            progress.update(task, advance=1)
+            if console is not None and not console.is_terminal:
+                console.print(f"done: {job.name}")
+
+        yield done
+
+
+def make_all(
+    studies: Sequence[Study], scale: Scale, bench: Bench, workers: int = 1, done: Done = lambda job: None
+) -> None:
+    """Do what is left of the studies."""
     wanted = {one.job.key: one.job for study in studies for one in jobs(study, scale)}
     # First seeds of all studies come before second ones: an interrupted sweep shows every line, if with less certainty
-    order = sorted((job for job in wanted.values() if finished(job, bench) is None), key=lambda job: int(job.train.get("seed", 0)))
-    for job in _made(order, bench, workers):
+    order = sorted(
+        (job for job in wanted.values() if finished(job, bench) is None), key=lambda job: int(job.train.get("seed", 0))
+    )
+    for job in _made(order, bench, min(workers, len(order))):
         done(job)
-    results = [collect(study, scale, bench) for study in studies]
-    for result in results:
-        write(result, bench.folder / "results")
-    return results
 
 
 def _made(order: Sequence[Job], bench: Bench, workers: int) -> Iterable[Job]:
@@ -96,7 +183,12 @@ def write(result: Result, folder: Path) -> dict[str, Any]:
         (folder / f"{name}.png").write_bytes(drawn.png)
     text = section(result, None if drawn is None else f"results/{name}.svg")
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
-    return {"study": name, "csv": str(folder / f"{name}.csv"), "section": str(folder / f"{name}.md"), "left": result.left}
+    return {
+        "study": name,
+        "csv": str(folder / f"{name}.csv"),
+        "section": str(folder / f"{name}.md"),
+        "left": result.left,
+    }
 
 
 def render(scale: Scale, bench: Bench, page: Path) -> list[Result]:
@@ -104,7 +196,9 @@ def render(scale: Scale, bench: Bench, page: Path) -> list[Result]:
     results = [collect(study, scale, bench) for study in STUDIES.values()]
     results = [result for result in results if result.rows]
     if not results:
-        raise BadInput(f"{bench.folder} holds no finished run of scale {scale.name}; start with `confide reproduce fig6`")
+        raise BadInput(
+            f"{bench.folder} holds no finished run of scale {scale.name}; start with `confide reproduce fig6`"
+        )
     folder = page.with_suffix("")
     for result in results:
         write(result, folder)

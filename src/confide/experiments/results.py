@@ -33,7 +33,11 @@ class Point:
         """Half of a 95 % interval of the mean, by Student's t."""
         from scipy.stats import t
 
-        return float(t.ppf(0.975, self.number - 1)) * self.deviation / math.sqrt(self.number) if self.number > 1 else math.inf
+        return (
+            float(t.ppf(0.975, self.number - 1)) * self.deviation / math.sqrt(self.number)
+            if self.number > 1
+            else math.inf
+        )
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,11 @@ class Result:
         if not found:
             return None
         finite = all(map(math.isfinite, found))
-        return Point(statistics.fmean(found) if finite else math.inf, statistics.stdev(found) if len(found) > 1 and finite else 0.0, len(found))
+        return Point(
+            statistics.fmean(found) if finite else math.inf,
+            statistics.stdev(found) if len(found) > 1 and finite else 0.0,
+            len(found),
+        )
 
     @property
     def keys(self) -> list[Key]:
@@ -64,18 +72,25 @@ class Result:
 
 def collect(study: Study, scale: Scale, bench: Bench) -> Result:
     """Read off what was done. Runs whose certificate or data do not hold are named, and left out."""
-    rows, refused, left = [], [], 0
+    rows: list[dict[str, Any]] = study.computed() if study.computed is not None else []
+    refused, left = [], 0
     for one in jobs(study, scale):
         if finished(one.job, bench) is None:
             left += 1
             continue
         try:
             missed = _missed(one)
-            many = epochs(one.job, bench, missed) if study.each_epoch and one.job.each_epoch else [numbers(one.job, bench, missed)]
+            many = (
+                epochs(one.job, bench, missed)
+                if study.each_epoch and one.job.each_epoch
+                else [numbers(one.job, bench, missed)]
+            )
         except (ConfideError, OSError, KeyError) as error:
             refused.append(f"{bench.run(one.job).name}: {error}")
             continue
-        rows += [{"row": one.row.name, "value": found.pop("epoch", one.value), "seed": one.seed, **found} for found in many]
+        rows += [
+            {"row": one.row.name, "value": found.pop("epoch", one.value), "seed": one.seed, **found} for found in many
+        ]
     return Result(study, scale, tuple(rows), left, tuple(refused))
 
 
@@ -86,28 +101,60 @@ def _missed(one: Planned) -> float:
 
 
 def as_csv(result: Result) -> str:
-    names = ["row", "value", "seed", *dict.fromkeys(name for row in result.rows for name in row if name not in ("row", "value", "seed"))]
+    names = [
+        "row",
+        "value",
+        "seed",
+        *dict.fromkeys(name for row in result.rows for name in row if name not in ("row", "value", "seed")),
+    ]
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()} for row in result.rows)
+    writer.writerows(
+        {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
+        for row in result.rows
+    )
     return text.getvalue()
 
 
 def table(result: Result) -> tuple[list[str], list[list[str]]]:
-    """The heading and the cells: a line for each row and value, mean and deviation over seeds; then what was published."""
+    """The heading and the cells, mean and deviation over seeds, and what was published.
+
+    Of a sweep: a line for each row and column, the values side by side; else a line for each row, the columns side by side.
+    """
     study = result.study
-    swept = study.sweep is not None or study.each_epoch
-    columns = [name for name in study.columns if any(name in row for row in result.rows) or any(name in one for one in study.published)]
-    head = ["run", *(["epoch" if study.each_epoch else study.sweep.name] if swept and (study.each_epoch or study.sweep) else [])]  # type: ignore[union-attr]
+    columns = [name for name in study.columns if any(name in row for row in (*result.rows, *study.published))]
+    if study.sweep is None and not study.each_epoch:
+        head = ["run", *(COLUMNS[name].strip() for name in columns), "seeds"]
+        lines = []
+        for key in result.keys:
+            points = [result.point(key, column) for column in columns]
+            number = max((one.number for one in points if one is not None), default=0)
+            lines.append([key[0], *map(show, columns, points), str(number)])
+        lines += [
+            [f"published: {one['row']}", *(str(one.get(name, "–")) for name in columns), ""] for one in study.published
+        ]
+        return head, lines
+    values = sorted({value for _, value in result.keys if value is not None})
+    head = ["run", "what", *(f"{_swept(study)} {value:g}" for value in values), "seeds"]
     lines = []
-    for name, value in result.keys:
-        points = [result.point((name, value), column) for column in columns]
-        number = max((one.number for one in points if one is not None), default=0)
-        lines.append([name, *([f"{value:g}" if value is not None else "any"] if swept else []), *(show(c, p) for c, p in zip(columns, points, strict=True)), str(number)])
+    for name in dict.fromkeys(name for name, _ in result.keys):
+        for column in columns:
+            whole = result.point((name, None), column)  # of a row that the sweep does not touch
+            points = [whole or result.point((name, value), column) for value in values]
+            if any(points):
+                number = max(one.number for one in points if one is not None)
+                lines.append([name, COLUMNS[column].strip(), *(show(column, one) for one in points), str(number)])
     for one in study.published:
-        lines.append([f"published: {one['row']}", *([f"{one['value']:g}" if "value" in one else ""] if swept else []), *(str(one.get(c, "")) for c in columns), ""])
-    return [*head, *(COLUMNS[name].strip() for name in columns), "seeds"], lines
+        for column in columns:
+            if column in one:
+                cells = [str(one[column]) if one.get("value", value) == value else "–" for value in values]
+                lines.append([f"published: {one['row']}", COLUMNS[column].strip(), *cells, ""])
+    return head, lines
+
+
+def _swept(study: Study) -> str:
+    return study.sweep.name if study.sweep is not None else "epoch"
 
 
 def show(column: str, point: Point | None) -> str:
@@ -143,7 +190,10 @@ def holds(check: Check, result: Result) -> tuple[bool | None, str]:
         pooled = [row[check.column] for row in result.rows if row["row"] == first and row.get(check.column) is not None]
         mean, deviation = statistics.fmean(pooled), statistics.stdev(pooled) if len(pooled) > 1 else math.inf
         error = 1.96 * deviation / math.sqrt(len(pooled))
-        return mean - error <= check.level, f"mean {mean:.2f} ± {error:.2f} over {len(pooled)} runs, chance {check.level:g}; largest at one value {worst[1].mean:.2f}"
+        return (
+            mean - error <= check.level,
+            f"mean {mean:.2f} ± {error:.2f} over {len(pooled)} runs, chance {check.level:g}; largest at one value {worst[1].mean:.2f}",
+        )
     second = check.rows[1]
     pairs = []
     for value, point in points:
@@ -155,7 +205,8 @@ def holds(check: Check, result: Result) -> tuple[bool | None, str]:
     level = check.level if check.kind == "within" else 1.0
     good = all(one.mean <= level * other.mean for _, one, other in pairs)
     said = "; ".join(
-        f"{show(check.column, one)} against {show(check.column, other)}" + (f" at {value:g}" if value is not None else "")
+        f"{show(check.column, one)} against {show(check.column, other)}"
+        + (f" at {value:g}" if value is not None else "")
         for value, one, other in pairs
     )
     return good, said
@@ -165,7 +216,12 @@ def section(result: Result, figure: str | None) -> str:
     """The part of results.md about a study."""
     study = result.study
     head, lines = table(result)
-    text = [f"## {study.paper}: {study.title}", "", f"`confide reproduce {study.name} --scale {result.scale.name}`. The paper: {study.claim}", ""]
+    text = [
+        f"## {study.paper}: {study.title}",
+        "",
+        f"`confide reproduce {study.name} --scale {result.scale.name}`. The paper: {study.claim}",
+        "",
+    ]
     if figure is not None:
         text += [f"![{study.title}]({figure})", ""]
     if lines:
@@ -203,7 +259,12 @@ def draw_study(result: Result) -> Any:
 
     def paint(axes: Any) -> None:
         for number, (name, points) in enumerate(lines.items()):
-            style = {"color": SERIES[number % len(SERIES)], "label": name, "marker": "osD^vP"[number % 6], "linestyle": "-" if number < len(SERIES) else "--"}
+            style = {
+                "color": SERIES[number % len(SERIES)],
+                "label": name,
+                "marker": "osD^vP"[number % 6],
+                "linestyle": "-" if number < len(SERIES) else "--",
+            }
             known = [(x, y, error) for x, y, error in points if x is not None]
             if known:
                 axes.errorbar(*zip(*known, strict=True), markersize=4, capsize=2, **style)
@@ -213,7 +274,7 @@ def draw_study(result: Result) -> Any:
             if check.kind == "chance" and check.column == study.y:
                 axes.axhline(check.level, color=MUTED, linewidth=1, linestyle=":", label="chance")
                 break
-        axes.set_xlabel(COLUMNS[study.x] if study.x else study.sweep.name if study.sweep else "epoch")
+        axes.set_xlabel(COLUMNS[study.x] if study.x else _swept(study))
         axes.set_ylabel(COLUMNS[str(study.y)])
         if study.y.startswith("ppl") or study.y == "line_ppl":  # type: ignore[union-attr]
             axes.set_yscale("log")
@@ -247,6 +308,19 @@ def left_of(studies: Sequence[Study], scale: Scale, bench: Bench) -> list[dict[s
     for study in studies:
         open_jobs = [job for job in planned[study.name].values() if finished(job, bench) is None]
         rates = [known.get(job.kind) or everything for job in open_jobs]
-        seconds = sum(statistics.median(rate) * job.size for rate, job in zip(rates, open_jobs, strict=True)) if all(rates) else None
-        found.append({"study": study.name, "paper": study.paper, "title": study.title, "jobs": len(planned[study.name]), "left": len(open_jobs), "seconds": seconds})
+        seconds = (
+            sum(statistics.median(rate) * job.size for rate, job in zip(rates, open_jobs, strict=True))
+            if all(rates)
+            else None
+        )
+        found.append(
+            {
+                "study": study.name,
+                "paper": study.paper,
+                "title": study.title,
+                "jobs": len(planned[study.name]),
+                "left": len(open_jobs),
+                "seconds": seconds,
+            }
+        )
     return found

@@ -9,18 +9,19 @@ from typing import Any
 Options = dict[str, Any]
 DELTA = 8e-5  # of CRT and S-DP
 ATTACKED: Options = {"papers": True}
-ORIGINAL, SIMULATED, MULTIWOZ, WIKITEXT, ABCD, SST2 = (
-    "customersim-original", "customersim", "multiwoz21", "wikitext2", "abcd-text", "sst2",
+ORIGINAL, SIMULATED, SMALL, MULTIWOZ, WIKITEXT, ABCD, SST2 = (
+    "customersim-original", "customersim", "customersim-small", "multiwoz21", "wikitext2", "abcd-text", "sst2",
 )  # fmt: skip
 
 # What counts as a secret in each corpus, and which records may still hold one. Canaries are digits.
 SCREENING: dict[str, Options] = {
     ORIGINAL: {"policy": "union(customersim:{people}, digits)", "conservative": "allowlist", "unit": "turn"},
     SIMULATED: {"policy": "union(customersim, digits)", "conservative": "allowlist", "unit": "turn"},
+    SMALL: {"policy": "union(customersim, digits)", "conservative": "allowlist", "unit": "turn"},
     MULTIWOZ: {"policy": "union(patterns, digits)", "conservative": "allowlist", "unit": "turn"},
     WIKITEXT: {"policy": "digits", "conservative": "allowlist", "unit": "document"},
     ABCD: {"policy": "patterns", "conservative": "everything", "unit": "document"},
-    SST2: {"policy": "high-entity", "conservative": "everything", "unit": "document", "label_field": "label"},
+    SST2: {"policy": "high-entity", "conservative": "everything", "unit": "document"},
 }
 
 
@@ -37,6 +38,7 @@ class Scale:
     documents: Mapping[str, int | None] = field(default_factory=dict)
     steps: int = 100
     outside: str | None = None  # the corpus that vocabularies are made from
+    canaries: str | None = None  # in place of a study's own
 
     def thinned(self, values: tuple[float, ...]) -> tuple[float, ...]:
         """At most `steps` of a sweep's values, the first and the last among them."""
@@ -44,6 +46,10 @@ class Scale:
             return values
         last = len(values) - 1
         return tuple(values[round(n * last / (self.steps - 1))] for n in range(self.steps))
+
+    def part(self, corpus: str, whole: bool) -> int | None:
+        """How many documents of a corpus are trained on; None: all."""
+        return None if whole and self.name != "smoke" else self.documents.get(corpus)
 
     def training(self, model: str, method: str, corpus: str) -> Options:
         """Options from the general to the special: the model's, the method's, the method's for this model, and for this corpus."""
@@ -56,47 +62,125 @@ class Scale:
         return dict(SCREENING[corpus])
 
     def vocabulary(self, model: str, corpus: str) -> str | None:
-        """The corpus whose text makes the vocabulary: never the one that is trained on."""
+        """The corpus whose text makes the vocabulary: never the one that is trained on, but where numbers mean nothing."""
         if "vocabulary_size" not in self.models[model] or self.outside is None:
             return None
-        return self.outside if corpus != self.outside else SST2
+        return self.outside if corpus != self.outside or self.name == "smoke" else SST2
 
 
 NOISED: Options = {"delta": DELTA, "private_schedule": "linear"}
 PRIVATE = ("crt", "dpsgd", "sdp", "jft")
+CLASSES: Options = {"task": "classify", "classes": ["0", "1"]}
 
 
 def _small() -> Scale:
     """Seconds: to see that everything runs; the numbers mean nothing."""
-    methods: dict[str, Options] = {
-        name: {**NOISED, "epsilon": 4.0, "epochs": 1, "private_batch_size": 16, "learning_rate": 1e-2} for name in PRIVATE
+    noised: Options = {**NOISED, "epsilon": 4.0, "private_batch_size": 16}
+    methods = {name: dict(noised) for name in PRIVATE}
+    methods["jft"] |= {"phase1_epochs": 1}
+    shape: Options = {
+        "vocabulary_size": 300,
+        "max_length": 64,
+        "epochs": 1,
+        "learning_rate": 1e-2,
+        "validation_share": 0.3,
     }
-    methods |= {"sdp": {**methods["sdp"], "variant": "paper", "segments": 4, "noise": 1.0, "epsilon": None}, "jft": {**methods["jft"], "phase1_epochs": 1}}
-    shape: Options = {"vocabulary_size": 300, "max_length": 64, "epochs": 1, "learning_rate": 1e-2, "validation_share": 0.3}
+    gpt: Options = {"model": "gpt2-tiny:hidden_size=16,num_hidden_layers=1,num_attention_heads=2", **shape}
     return Scale(
-        "smoke", seeds=1, tests=5, samples=20, steps=2, outside=SIMULATED,
-        models={"lstm": {"model": "lstm:hidden_size=16", **shape}, "gpt": {"model": "gpt2-tiny:hidden_size=16,num_hidden_layers=1,num_attention_heads=2", **shape}},
-        methods=methods, documents=dict.fromkeys((ORIGINAL, SIMULATED, MULTIWOZ, WIKITEXT, ABCD), 60),
+        "smoke", seeds=1, tests=5, samples=20, steps=2, outside=SMALL, canaries="number=8,copies=2,format=My ID is: {digits:3}",
+        models={"lstm": {"model": "lstm:hidden_size=16", **shape}, "gpt": gpt, "pretrained": gpt, "encoder": {**gpt, **CLASSES}},
+        methods=methods, documents=dict.fromkeys(SCREENING, 60),
     )  # fmt: skip
-
-
-PLAIN: Options = {"learning_rate": 4e-3, "schedule": "cosine", "batch_size": 64, "warmup": 0.05}
-_DPSGD: Options = {**NOISED, "epsilon": 2.0, "clip_norm": 0.05, "private_batch_size": 512, "warmup": 0.05}
 
 
 def _two_cores() -> Scale:
-    """Two cores: runs of minutes."""
-    lstm: Options = {"model": "lstm", "vocabulary_size": 4096, "max_length": 256, "microbatch": 64, "validation_share": 0.1, "epochs": 4, **PLAIN}
-    gpt: Options = {**lstm, "model": "gpt2-tiny", "learning_rate": 2e-3}
-    methods: dict[str, Options] = {
-        "crt": {**_DPSGD, "private_learning_rate": 1e-2}, "dpsgd": {**_DPSGD, "learning_rate": 1e-2}, "sdp": {**_DPSGD, "private_learning_rate": 1e-2},
-        "jft": {**_DPSGD, "private_learning_rate": 2e-3, "phase1_epochs": 3, "epochs": 3},
-        "public lines": {"method": "plain", "epochs": 2, "batch_size": 128, "microbatch": 128},
-    }  # fmt: skip
+    """Two cores: runs of minutes, on a part of each corpus unless a row says otherwise."""
+    plain: Options = {"learning_rate": 6e-3, "schedule": "cosine", "batch_size": 128, "warmup": 0.05}
+    noised: Options = {**NOISED, "epsilon": 2.0, "clip_norm": 0.05, "private_batch_size": 512, "warmup": 0.05}
+    lstm: Options = {
+        "model": "lstm",
+        "vocabulary_size": 2048,
+        "max_length": 256,
+        "microbatch": 128,
+        "validation_share": 0.2,
+        "epochs": 15,
+        **plain,
+    }
+    tuned: Options = {"schedule": "linear", "warmup": 0.06, "validation_share": 0.02}
     return Scale(
-        "cpu", seeds=3, tests=300, samples=1000, outside=WIKITEXT, models={"lstm": lstm, "gpt": gpt}, methods=methods,
-        documents={ORIGINAL: 2000, SIMULATED: 2000, MULTIWOZ: 1500, WIKITEXT: 4000, ABCD: None, SST2: 10_000}, steps=4,
+        "cpu", seeds=3, tests=300, samples=1000, outside=WIKITEXT, steps=3,
+        documents={ORIGINAL: 800, SIMULATED: 800, MULTIWOZ: 500, WIKITEXT: 600, ABCD: 100, SST2: 20_000},
+        models={
+            "lstm": lstm,
+            "gpt": {**lstm, "model": "gpt2-tiny", "learning_rate": 2e-3},
+            "pretrained": {"model": "smollm2", "max_length": 128, "epochs": 2, "batch_size": 16, "microbatch": 8, "learning_rate": 5e-5, **tuned},
+            "encoder": {"model": "minilm", "max_length": 64, "epochs": 3, "batch_size": 32, "microbatch": 64, "learning_rate": 1e-4, **CLASSES, **tuned},
+        },
+        methods={
+            "crt": {**noised, "private_learning_rate": 1e-3}, "dpsgd": {**noised, "learning_rate": 1e-2}, "sdp": {**noised, "private_learning_rate": 1e-3},
+            "jft": {**noised, "private_learning_rate": 2e-3, "phase1_epochs": 8, "epochs": 8},
+            "public lines": {"epochs": 2},
+            **{f"pretrained {name}": {"epsilon": 3.0, "delta": 1e-6, "clip_norm": 0.1, "private_batch_size": 64, "learning_rate": 1e-4,
+                                      "private_learning_rate": 1e-4} for name in PRIVATE},
+            **{f"encoder {name}": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "epochs": 5, "private_learning_rate": 5e-4}
+               for name in PRIVATE},
+            "encoder jft": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "phase1_epochs": 3, "epochs": 2,
+                            "private_learning_rate": 2e-4},
+            "pretrained jft": {"epsilon": 3.0, "delta": 1e-6, "clip_norm": 0.1, "private_batch_size": 64, "phase1_epochs": 2, "epochs": 2,
+                               "learning_rate": 5e-5, "private_learning_rate": 1e-4},
+        },
     )  # fmt: skip
 
 
-SCALES = {scale.name: scale for scale in (_small(), _two_cores())}
+def _papers() -> Scale:
+    """The papers' own settings, by hub names; GPUs. CRT: LSTM 0.05/10/100, GPT 5e-4/256/10 (learning rate, batch size, epochs); S-DP: sgd with annealing."""
+    lstm: Options = {"model": "lstm", "tokenizer": "gpt2", "max_length": 512, "optimizer": "sgd", "schedule": "anneal", "learning_rate": 20.0,
+                     "batch_size": 256, "epochs": 50, "validation_share": 0.05}  # fmt: skip
+    gpt: Options = {
+        "model": "distilgpt2",
+        "max_length": 512,
+        "learning_rate": 5e-4,
+        "batch_size": 256,
+        "epochs": 10,
+        "validation_share": 0.05,
+    }
+    written: Options = {
+        "model": "gpt2",
+        "max_length": 1024,
+        "learning_rate": 5e-5,
+        "batch_size": 256,
+        "epochs": 3,
+        "validation_share": 0.02,
+    }
+    encoder: Options = {
+        "model": "roberta-base",
+        "max_length": 256,
+        "learning_rate": 2e-5,
+        "batch_size": 32,
+        "epochs": 3,
+        "validation_share": 0.02,
+        **CLASSES,
+    }
+    fine: Options = {
+        "epsilon": 3.0,
+        "delta": 1e-6,
+        "clip_norm": 0.1,
+        "private_batch_size": 1024,
+        "private_learning_rate": 5e-4,
+    }
+    return Scale(
+        "paper", seeds=5, tests=1000, samples=1000, models={"lstm": lstm, "gpt": gpt, "pretrained": written, "encoder": encoder},
+        methods={
+            "crt": {**NOISED, "epsilon": 2.0, "private_batch_size": 1024}, "dpsgd": {**NOISED, "epsilon": 2.0, "private_batch_size": 1024},
+            "sdp": {**NOISED, "epsilon": 2.0, "private_batch_size": 1024}, "jft": {**NOISED, "epsilon": 3.0, "private_batch_size": 1024},
+            "public lines": {"epochs": 10},
+            "lstm crt": {"learning_rate": 0.05, "batch_size": 10, "epochs": 100, "clip_norm": 0.01},
+            "lstm dpsgd": {"learning_rate": 0.1, "epochs": 50, "clip_norm": 0.01}, "lstm sdp": {"learning_rate": 0.1, "batch_size": 5, "epochs": 50, "clip_norm": 5e-3},
+            **{f"{model} {method}": fine for model in ("pretrained", "encoder") for method in PRIVATE},
+            "encoder dpsgd": {**fine, "epochs": 20}, "encoder jft": {**fine, "epochs": 20}, "pretrained dpsgd": {**fine, "epochs": 200},
+            "pretrained jft": {**fine, "epochs": 200},
+        },
+    )  # fmt: skip
+
+
+SCALES = {scale.name: scale for scale in (_small(), _two_cores(), _papers())}

@@ -95,4 +95,11 @@ FIGURE_7 = Study(
     checks=(Check("rises", ("sdp as in the paper, C = 0.005",), "ppl", "perplexity rises with the noise"),),
     notes=NOT_COMPARABLE,
 )  # fmt: skip
-STUDIES = (TABLE_2, _trade_off("sdp-fig3", 3, WIKITEXT), _trade_off("sdp-fig4", 4, ORIGINAL), FIGURE_5, FIGURE_6, FIGURE_7)
+STUDIES = (
+    TABLE_2,
+    _trade_off("sdp-fig3", 3, WIKITEXT),
+    _trade_off("sdp-fig4", 4, ORIGINAL),
+    FIGURE_5,
+    FIGURE_6,
+    FIGURE_7,
+)

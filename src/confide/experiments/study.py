@@ -6,7 +6,7 @@ same description serves every scale.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +24,11 @@ class Row:
     method: str
     screen: Mapping[str, Any] = field(default_factory=dict)
     train: Mapping[str, Any] = field(default_factory=dict)
-    start: str | None = None  # "public lines": a model that was trained without noise on the lines that neither policy flags
+    start: str | None = (
+        None  # "public lines": a model that was trained without noise on the lines that neither policy flags
+    )
     swept: bool = True  # False: it does not depend on what is swept
+    whole: bool = False  # all of the corpus, where the scale takes a part of it
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class Study:
     published: tuple[Mapping[str, Any], ...] = ()
     attack: tuple[str, ...] = ()
     each_epoch: bool = False
+    split: str = "test"  # what models are judged on; a search for options is judged on "valid"
+    computed: Callable[[], list[dict[str, Any]]] | None = None  # rows that need no run
     notes: str = ""
 
 
@@ -101,21 +106,36 @@ def _job(study: Study, row: Row, value: float | None, seed: int, scale: Scale) -
     if study.sweep is not None and study.sweep.option is not None and value is not None:
         train[study.sweep.option] = value
     screen = scale.screening(row.corpus) | dict(row.screen)
-    missed = value if study.sweep is not None and study.sweep.option is None and value is not None else screen.pop("missed", 0)
+    missed = (
+        value
+        if study.sweep is not None and study.sweep.option is None and value is not None
+        else screen.pop("missed", 0)
+    )
     screen.pop("missed", None)
     if missed:
         screen["policy"] = f"miss({screen['policy']}, {missed:g}, {seed})"
     attack = {"only": list(study.attack), "seed": seed, **ATTACKED, "samples": scale.samples} if study.attack else None
+    if "canaries" in screen and scale.canaries is not None:
+        screen["canaries"] = scale.canaries
     if row.method == UNTRAINED:
         attack = None
-    documents, tests = scale.documents.get(row.corpus), scale.tests
+    documents, tests = scale.part(row.corpus, row.whole), scale.tests
     vocabulary = scale.vocabulary(row.model, row.corpus)
     start = None
     if row.start == "public lines":
-        first = scale.training(row.model, "public lines", row.corpus) | {"seed": seed}
+        first = scale.training(row.model, "public lines", row.corpus) | {"method": "plain", "seed": seed}
         lines = {**screen, "unit": "turn", "dedup": "off"} | {"canaries": None}
         start = Job(
-            row.corpus, {k: v for k, v in lines.items() if v is not None}, first, None, documents, tests, vocabulary=vocabulary, public_only=True
+            row.corpus,
+            {k: v for k, v in lines.items() if v is not None},
+            first,
+            None,
+            documents,
+            tests,
+            vocabulary=vocabulary,
+            public_only=True,
         )
         train.pop("vocabulary_size", None)
-    return Job(row.corpus, screen, train, attack, documents, tests, vocabulary=vocabulary, start=start, each_epoch=study.each_epoch)
+    return Job(
+        row.corpus, screen, train, attack, documents, tests, study.split, vocabulary, start, each_epoch=study.each_epoch
+    )

@@ -1,0 +1,217 @@
+"""confide reproduce at the scale of seconds: every study's description, cached runs, results from runs that hold only."""
+
+import csv
+import io
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from confide.accounting.papers import crt_bayesian_epsilon
+from confide.errors import BadInput
+from confide.experiments import reproduce as module
+from confide.experiments.jobs import FINISHED, Bench, Job, finished
+from confide.experiments.numbers import COLUMNS
+from confide.experiments.reproduce import STUDIES, chosen, command, make_all, render
+from confide.experiments.results import Point, Result, as_csv, collect, holds, left_of, section, table
+from confide.experiments.scales import SCALES
+from confide.experiments.study import Check, Study, Sweep, jobs
+
+SMOKE = SCALES["smoke"]
+
+
+def small(name, *rows):
+    """A study on simulated dialogues, of the rows whose names begin with one of these."""
+    study = module._simulated(STUDIES[name])
+    return replace(study, rows=tuple(row for row in study.rows if row.name.startswith(rows)))
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    return Bench(tmp_path_factory.mktemp("reproduce"), own_tokens=True)
+
+
+@pytest.fixture(scope="module")
+def done(bench):
+    """Figure 3's lines of the LSTM, done."""
+    study = small("fig3", "redacted lstm, CustomerSim", "crt lstm, CustomerSim")
+    make_all([study], SMOKE, bench)
+    return study
+
+
+def test_every_study_describes_jobs_with_known_columns_and_rows():
+    for study in STUDIES.values():
+        for scale in SCALES.values():
+            assert len({one.job.key for one in jobs(study, scale)}) == len(jobs(study, scale)), study.name
+        assert set(study.columns) <= set(COLUMNS), study.name
+        assert study.y is None or study.y in study.columns, study.name
+        rows = {row.name for row in study.rows} | {row["row"] for row in (study.computed() if study.computed else ())}
+        assert len({row.name for row in study.rows}) == len(study.rows), study.name
+        for check in study.checks:
+            assert set(check.rows) <= rows, (study.name, check)
+            assert check.column in COLUMNS
+
+
+def test_a_key_changes_with_everything_that_a_run_depends_on():
+    job = Job("customersim-small", {"policy": "digits"}, {"model": "lstm", "method": "plain", "seed": 0})
+    others = [replace(job, corpus="wikitext2"), replace(job, screen={"policy": "patterns"}), replace(job, documents=5),
+              replace(job, train={**job.train, "seed": 1}), replace(job, attack={"only": ["exposure"]}), replace(job, split="valid"),
+              replace(job, start=job), replace(job, public_only=True), replace(job, vocabulary="sst2")]  # fmt: skip
+    assert len({one.key for one in [job, *others]}) == 1 + len(others)
+    assert replace(job, screen=dict(job.screen)).key == job.key
+
+
+def test_runs_are_done_once_and_an_interrupted_sweep_goes_on(bench, done, monkeypatch):
+    assert left_of([done], SMOKE, bench)[0]["left"] == 0
+    made = []
+    monkeypatch.setattr(module, "make", lambda job, bench: made.append(job))
+    make_all([done], SMOKE, bench)
+    assert made == []
+    lost = jobs(done, SMOKE)[1].job
+    (bench.run(lost) / FINISHED).rename(bench.run(lost) / "away")
+    try:
+        make_all([done], SMOKE, bench)
+        assert made == [lost]
+        (status,) = left_of([done], SMOKE, bench)
+        assert status["left"] == 1
+        assert status["seconds"] > 0
+    finally:
+        (bench.run(lost) / "away").rename(bench.run(lost) / FINISHED)
+
+
+def test_results_show_what_was_measured_and_nothing_else(bench, done):
+    result = collect(done, SMOKE, bench)
+    assert result.left == 0
+    assert result.refused == ()
+    assert {row["row"] for row in result.rows} == {row.name for row in done.rows}
+    for row in result.rows:
+        assert 0 <= row["exposure_mean"] <= row["exposure_max"] <= 9.97
+        assert row["ppl"] > 1
+        assert ("epsilon" in row) == row["row"].startswith("crt")
+        if "epsilon" in row:
+            assert row["epsilon"] <= 4.0
+            assert row["paper_epsilon"] > 0
+    missed = [row for row in result.rows if row["row"].startswith("crt") and row["value"]]
+    assert all(0 < row["bayesian"] < row["epsilon"] and row["paper_bayesian"] > 0 for row in missed)
+    rows = list(csv.DictReader(io.StringIO(as_csv(result))))
+    assert [float(one["ppl"]) for one in rows] == pytest.approx([row["ppl"] for row in result.rows], rel=1e-5)
+    text = section(result, "results/fig3.svg")
+    for row in result.rows:
+        assert f"{row['exposure_mean']:.2f}" in text or f"{row['exposure_mean']:.3f}" in text
+
+
+def test_a_run_counts_only_if_its_certificate_and_its_data_hold(bench, done, tmp_path):
+    other = Bench(tmp_path / "copy", own_tokens=True)
+    shutil.copytree(bench.folder, other.folder)
+    mine = [one.job for one in jobs(done, SMOKE) if one.row.method == "crt"]
+    path = other.run(mine[0]) / "certificate.json"
+    certificate = json.loads(path.read_text())
+    certificate["guarantees"][0]["epsilon"] = 0.5
+    path.write_text(json.dumps(certificate))
+    data = json.loads((other.run(mine[1]) / FINISHED).read_text())
+    data["data"]["test"] = "0" * 64
+    (other.run(mine[1]) / FINISHED).write_text(json.dumps(data))
+    result = collect(done, SMOKE, other)
+    assert {row["row"] for row in result.rows} == {"redacted lstm, CustomerSim"}
+    assert len(result.refused) == 2
+    assert "another test split" in result.refused[1]
+    assert "Left out" in section(result, None)
+
+
+def test_the_page_is_made_of_runs_alone(bench, done, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "STUDIES", {done.name: done})
+    page = tmp_path / "docs" / "results.md"
+    page.parent.mkdir()
+    results = render(SMOKE, bench, page)
+    assert [one.study.name for one in results] == ["fig3"]
+    text = page.read_text()
+    assert "CRT, Figure 3" in text
+    assert "(results/fig3.svg)" in text
+    assert {one.name for one in (tmp_path / "docs" / "results").iterdir()} == {"fig3.csv", "fig3.svg"}
+    with pytest.raises(BadInput, match="no finished run"):
+        render(SMOKE, Bench(tmp_path / "empty"), page)
+
+
+def test_figure_6_is_computed_as_the_paper_counts_and_soundly(tmp_path):
+    found = command("fig6", scale="cpu", data=None, out=tmp_path)
+    rows = list(csv.DictReader(io.StringIO(Path(found["written"][0]["csv"]).read_text())))
+    paper = {float(one["value"]): float(one["amplified"]) for one in rows if one["row"] == "ε′ = 1, as CRT counts"}
+    assert paper[0.1] == pytest.approx(0.1156, abs=2e-4)
+    assert paper[0.1] == pytest.approx(crt_bayesian_epsilon(1 / 32, 320, 1.0, 8e-5, 0.1), rel=1e-4)
+    assert any(float(one["amplified"]) == pytest.approx(0.3742, abs=2e-4) for one in rows if "notebook" in one["row"])
+    sound = {float(one["value"]): float(one["amplified"]) for one in rows if one["row"] == "ε′ = 1, sound"}
+    assert sound[1.0] == pytest.approx(1.0, abs=2e-3)
+
+
+def rows_of(name, column, values):
+    return [
+        {"row": name, "value": at, "seed": seed, column: value}
+        for at, some in values.items()
+        for seed, value in enumerate(some)
+    ]
+
+
+def test_claims_about_a_shape_are_held_against_the_numbers():
+    study = Study("s", "p", "t", "c", (), ("ppl",), Sweep("missed", (0, 0.5)))
+    rows = rows_of("a", "ppl", {0: [1.0, 1.2], 0.5: [3.0, 3.4]}) + rows_of("b", "ppl", {None: [2.0, 2.0]})
+    result = Result(study, SMOKE, tuple(rows), 0, ())
+    assert result.point(("a", 0), "ppl") == Point(pytest.approx(1.1), pytest.approx(0.1414, abs=1e-4), 2)
+    assert holds(Check("rises", ("a",), "ppl", ""), result)[0]
+    assert not holds(Check("falls", ("a",), "ppl", ""), result)[0]
+    assert not holds(Check("below", ("a", "b"), "ppl", ""), result)[0]
+    assert holds(Check("within", ("a", "b"), "ppl", "", 1.7), result)[0]
+    assert not holds(Check("within", ("a", "b"), "ppl", "", 1.5), result)[0]
+    assert not holds(Check("chance", ("a",), "ppl", "", 0.5), result)[0]
+    assert holds(Check("chance", ("a",), "ppl", "", 2.0), result)[0]
+    assert holds(Check("rises", ("absent",), "ppl", ""), result) == (None, "not measured yet")
+    head, lines = table(result)
+    assert head == ["run", "what", "missed 0", "missed 0.5", "seeds"]
+    assert lines[0] == ["a", "PPL", "1.10 ± 0.14", "3.20 ± 0.28", "2"]
+    assert lines[1][2:4] == ["2.00 ± 0.00"] * 2
+
+
+def test_after_every_epoch_epsilon_is_that_of_the_steps_so_far(bench):
+    study = small("fig2", "crt lstm, CustomerSim")
+    scale = replace(SMOKE, methods={**SMOKE.methods, "crt": {**SMOKE.methods["crt"], "epochs": 3}})
+    make_all([study], scale, bench)
+    rows = collect(study, scale, bench).rows
+    assert [row["value"] for row in rows] == [1, 2, 3]
+    assert rows[0]["epsilon"] < rows[1]["epsilon"] < rows[2]["epsilon"] <= 4.0
+    assert all(row["line_ppl"] > 1 for row in rows)
+
+
+def test_a_run_may_start_from_a_model_of_the_public_lines(bench):
+    study = replace(small("headline", "crt"), published=())
+    make_all([study], SMOKE, bench)
+    (one,) = jobs(study, SMOKE)
+    assert one.job.start is not None
+    assert finished(one.job.start, bench) is not None
+    (row,) = collect(study, SMOKE, bench).rows
+    assert row["epsilon"] <= 2.74
+
+
+@pytest.mark.parametrize(
+    ("choices", "says"),
+    [
+        ({"name": "fig9"}, "there is no study"),
+        ({"scale": "huge"}, "--scale is one of"),
+        ({"only": "nobody"}, "no row of"),
+        ({"workers": 0}, "--workers"),
+    ],
+)
+def test_what_is_not_there_is_refused(tmp_path, choices, says):
+    with pytest.raises(BadInput, match=says):
+        command(**{"name": "fig3", "scale": "smoke", "data": None, "out": tmp_path / "r", **choices})
+
+
+def test_data_that_are_not_there_are_asked_for(tmp_path):
+    with pytest.raises(BadInput, match=r"github\.com/wyshi/lm_privacy"):
+        command("headline", scale="cpu", data=tmp_path, out=tmp_path / "r", workers=1)
+
+
+def test_names_of_papers_stand_for_their_studies():
+    assert {one.name for one in chosen("jft")} == {name for name in STUDIES if name.startswith("jft-")}
+    assert {one.name for one in chosen("crt")} == {"fig2", "fig3", "fig4", "fig5", "fig6"}
+    assert len(chosen("all")) == len(STUDIES)
