@@ -27,6 +27,7 @@ from . import corpora
 from .pretrained import PACKAGES, folder_of
 
 UNTRAINED = "untrained"
+PRIVATE_LINE = "[...]"
 FINISHED, EVALUATION, EPOCHS = "job.json", "evaluation.json", "epochs.jsonl"
 Say = Callable[[str], object]
 Tick = Callable[[int, int], object]
@@ -45,7 +46,7 @@ class Job:
     split: str = "test"  # what it is judged on: of a search, "valid"
     vocabulary: str | None = None  # the corpus that a vocabulary is made from
     start: Job | None = None  # train from this job's model
-    public_only: bool = False  # train on the public part of what `screen` makes of the corpus, and on nothing else
+    public_only: bool = False  # train on the public lines of what `screen` makes of the corpus, and on nothing else
     each_epoch: bool = False  # judge after every epoch too
 
     @property
@@ -124,25 +125,21 @@ class Bench:
         return Screened.open(folder)
 
     def _public_alone(self, job: Job) -> Screened:
-        """The public part of a screened corpus as a corpus of its own: what stays the same whatever a flagged secret was."""
+        """The documents of a corpus screened by lines, with a constant in place of every private line, as a corpus of their own.
+
+        *Formal guarantees.* Which lines are private, and the text of the others, is the same whatever a flagged secret was (guarantees
+        §2-3), and so is this corpus: a model of it, trained without noise, is as good as one from outside.
+        """
         whole = self.screened(replace(job, public_only=False))
         folder = whole.folder.with_name(f"{whole.folder.name}-public")
         with locked(folder):
             if not folder.exists():
                 texts = folder.with_suffix(".jsonl")
-                with open(texts, "w", encoding="utf-8") as file:
-                    for batch in whole.batches("public", ("text", "group")):
-                        file.writelines(json.dumps(row) + "\n" for row in batch.to_pylist())
-                policy = self._filled(job.screen["policy"])
-                screen(
-                    str(texts),
-                    policy,
-                    folder,
-                    unit="document",
-                    conservative=job.screen["conservative"],
-                    dedup="off",
-                    workers=1,
+                texts.write_text(
+                    "".join(json.dumps({"text": text}) + "\n" for text in skeletons(whole)), encoding="utf-8"
                 )
+                policy = self._filled(job.screen["policy"])
+                screen(str(texts), policy, folder, unit="document", conservative="everything", dedup="off", workers=1)
                 texts.unlink()
         return Screened.open(folder)
 
@@ -165,6 +162,18 @@ class Bench:
         elif job.vocabulary is not None:
             found["vocabulary_from"] = str(self.corpus(job.vocabulary) / "train.jsonl")
         return found
+
+
+def skeletons(screened: Screened) -> Iterator[str]:
+    """The documents of a corpus that was screened by lines, private lines left out but for their place."""
+    documents: dict[str, dict[int, str]] = {}
+    for part in ("public", "private"):
+        for batch in screened.batches(part, ("id", "group", "text") if part == "public" else ("id", "group")):
+            for row in batch.to_pylist():
+                line = int(row["id"].rpartition("/")[2])
+                documents.setdefault(row["group"], {})[line] = row.get("text", PRIVATE_LINE)
+    for lines in documents.values():
+        yield "\n".join(lines[number] for number in sorted(lines))
 
 
 @contextmanager

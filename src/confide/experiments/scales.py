@@ -51,10 +51,16 @@ class Scale:
         """How many documents of a corpus are trained on; None: all."""
         return None if whole and self.name != "smoke" else self.documents.get(corpus)
 
-    def training(self, model: str, method: str, corpus: str) -> Options:
-        """Options from the general to the special: the model's, the method's, the method's for this model, and for this corpus."""
+    def training(self, model: str, method: str, corpus: str, whole: bool = False) -> Options:
+        """Options from the general to the special: the model's, the method's, the method's for this model, corpus, and all of the corpus."""
         found: Options = {"method": method, **self.models[model]}
-        for name in (method, f"{model} {method}", f"{model} {corpus}", f"{model} {method} {corpus}"):
+        for name in (
+            method,
+            f"{model} {method}",
+            f"{model} {corpus}",
+            f"{model} {method} {corpus}",
+            *((f"{model} {method} whole",) if whole else ()),
+        ):
             found |= self.methods.get(name, {})
         return found
 
@@ -120,6 +126,13 @@ def _two_cores() -> Scale:
             "crt": {**noised, "private_learning_rate": 1e-3}, "dpsgd": {**noised, "learning_rate": 1e-2}, "sdp": {**noised, "private_learning_rate": 1e-3},
             "jft": {**noised, "private_learning_rate": 2e-3, "phase1_epochs": 8, "epochs": 8},
             "public lines": {"epochs": 2},
+            "lstm plain whole": {"epochs": 6, "learning_rate": 4e-3, "batch_size": 64, "validation_share": 0.05},
+            "lstm redacted whole": {"epochs": 6, "learning_rate": 4e-3, "batch_size": 64, "validation_share": 0.05},
+            "lstm public lines whole": {"epochs": 4, "learning_rate": 4e-3, "batch_size": 64, "validation_share": 0.05},
+            "lstm crt whole": {"epochs": 5, "private_learning_rate": 2e-2, "private_batch_size": 512, "validation_share": 0.05},
+            "lstm sdp whole": {"epochs": 4, "private_learning_rate": 2e-3, "validation_share": 0.05},
+            "lstm dpsgd whole": {"epochs": 6, "learning_rate": 2e-2, "validation_share": 0.05},
+            "lstm jft whole": {"epochs": 3, "phase1_epochs": 4, "learning_rate": 4e-3, "batch_size": 64, "private_learning_rate": 2e-3, "validation_share": 0.05},
             **{f"pretrained {name}": {"epsilon": 3.0, "delta": 1e-6, "clip_norm": 0.1, "private_batch_size": 64, "learning_rate": 1e-4,
                                       "private_learning_rate": 1e-4} for name in PRIVATE},
             **{f"encoder {name}": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "epochs": 5, "private_learning_rate": 5e-4}

@@ -102,7 +102,7 @@ def jobs(study: Study, scale: Scale) -> list[Planned]:
 
 
 def _job(study: Study, row: Row, value: float | None, seed: int, scale: Scale) -> Job:
-    train = scale.training(row.model, row.method, row.corpus) | dict(row.train) | {"seed": seed}
+    train = scale.training(row.model, row.method, row.corpus, row.whole) | dict(row.train) | {"seed": seed}
     if study.sweep is not None and study.sweep.option is not None and value is not None:
         train[study.sweep.option] = value
     screen = scale.screening(row.corpus) | dict(row.screen)
@@ -123,7 +123,7 @@ def _job(study: Study, row: Row, value: float | None, seed: int, scale: Scale) -
     vocabulary = scale.vocabulary(row.model, row.corpus)
     start = None
     if row.start == "public lines":
-        first = scale.training(row.model, "public lines", row.corpus) | {"method": "plain", "seed": seed}
+        first = scale.training(row.model, "public lines", row.corpus, row.whole) | {"method": "plain", "seed": seed}
         lines = {**screen, "unit": "turn", "dedup": "off"} | {"canaries": None}
         start = Job(
             row.corpus,
