@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadInput, Contradiction
+from ..policies import load, merged
 from ..records import Fields
 from ..screening import Screened, screen
 from . import corpora
@@ -28,6 +29,7 @@ from .pretrained import PACKAGES, folder_of
 
 UNTRAINED = "untrained"
 PRIVATE_LINE = "[...]"
+STRICTEST = "high-contextual"
 FINISHED, EVALUATION, EPOCHS = "job.json", "evaluation.json", "epochs.jsonl"
 Say = Callable[[str], object]
 Tick = Callable[[int, int], object]
@@ -143,6 +145,18 @@ class Bench:
                 texts.unlink()
         return Screened.open(folder)
 
+    def _by_hand(self, corpus: str, number: int) -> Path:
+        """The first documents of a corpus as a person might leave them; in the person's stead, the strictest detector masks."""
+        file = self.folder / "by hand" / f"{corpus}-{number}.jsonl"
+        with locked(file):
+            if not file.exists():
+                strict = load(STRICTEST)
+                with open(self.corpus(corpus) / "train.jsonl", encoding="utf-8") as texts:
+                    rows = [json.loads(line) for line in islice(texts, number)]
+                masked = [{**row, "text": _masked(row["text"], merged(strict.find(row["text"])))} for row in rows]
+                file.write_text("".join(json.dumps(row) + "\n" for row in masked), encoding="utf-8")
+        return file
+
     def _filled(self, value: Any) -> Any:
         if isinstance(value, str) and "{people}" in value:
             return value.replace(
@@ -154,6 +168,8 @@ class Bench:
     def options(self, job: Job) -> dict[str, Any]:
         """The training options of a job, with the files that they name."""
         found = dict(job.train)
+        if "screened_by_hand" in found:
+            found["screened_by_hand"] = str(self._by_hand(job.corpus, int(found["screened_by_hand"])))
         if found["model"] in PACKAGES:
             with locked(self.folder / "models" / found["model"]):
                 found["model"] = str(folder_of(found["model"], self.folder / "models"))
@@ -162,6 +178,12 @@ class Bench:
         elif job.vocabulary is not None:
             found["vocabulary_from"] = str(self.corpus(job.vocabulary) / "train.jsonl")
         return found
+
+
+def _masked(text: str, spans: Iterable[tuple[int, int]]) -> str:
+    for start, end in sorted(spans, reverse=True):
+        text = f"{text[:start]}<MASK>{text[end:]}"
+    return text
 
 
 def skeletons(screened: Screened) -> Iterator[str]:
@@ -225,7 +247,9 @@ def make(job: Job, bench: Bench, tick: Tick = lambda done, total: None) -> Path:
         if job.attack is not None and not (folder / "attacks.json").exists():
             _attack(job, folder)
         seconds = {"train": trained - began, "judge and attack": time.monotonic() - trained}
-        published = _published(job, folder) | {"redacted": _redacted(bench.screened(job))}
+        published = _published(job, folder)
+        if job.train["method"] in ("redacted", "anonymized", "crt", "jft"):
+            published["redacted"] = _redacted(bench.screened(job))
         data = {split: bench.digest(job.corpus, split) for split in ("train", job.split)}
         for name in ("checkpoints", "screened"):  # states and tokens of every run would fill the disk
             shutil.rmtree(folder / name, ignore_errors=True)

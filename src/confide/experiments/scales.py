@@ -81,7 +81,7 @@ CLASSES: Options = {"task": "classify", "classes": ["0", "1"]}
 
 def _small() -> Scale:
     """Seconds: to see that everything runs; the numbers mean nothing."""
-    noised: Options = {**NOISED, "epsilon": 4.0, "private_batch_size": 16}
+    noised: Options = {**NOISED, "epsilon": 4.0, "private_batch_size": 8}
     methods = {name: dict(noised) for name in PRIVATE}
     methods["jft"] |= {"phase1_epochs": 1}
     shape: Options = {

@@ -29,6 +29,7 @@ class Row:
     )
     swept: bool = True  # False: it does not depend on what is swept
     whole: bool = False  # all of the corpus, where the scale takes a part of it
+    documents: int | None = None  # so many, at every scale
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,8 @@ def _job(study: Study, row: Row, value: float | None, seed: int, scale: Scale) -
     train = scale.training(row.model, row.method, row.corpus, row.whole) | dict(row.train) | {"seed": seed}
     if study.sweep is not None and study.sweep.option is not None and value is not None:
         train[study.sweep.option] = value
+    if scale.name == "smoke" and "private_batch_size" in train:  # a row's own would be more than there are records
+        train["private_batch_size"] = scale.methods[row.method]["private_batch_size"]
     screen = scale.screening(row.corpus) | dict(row.screen)
     missed = (
         value
@@ -119,7 +122,7 @@ def _job(study: Study, row: Row, value: float | None, seed: int, scale: Scale) -
         screen["canaries"] = scale.canaries
     if row.method == UNTRAINED:
         attack = None
-    documents, tests = scale.part(row.corpus, row.whole), scale.tests
+    documents, tests = row.documents or scale.part(row.corpus, row.whole), scale.tests
     vocabulary = scale.vocabulary(row.model, row.corpus)
     start = None
     if row.start == "public lines":
