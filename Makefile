@@ -57,6 +57,7 @@ bench: $(STAMPS)/bench
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/attacks.py
 	$(BIN)/python benchmarks/review.py
+	$(BIN)/python benchmarks/report.py
 
 clean:
 	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

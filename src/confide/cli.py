@@ -638,10 +638,12 @@ def review(
         _answer(found)
     elif export is not None:
         typer.echo(f"{found['records']:,} records in {export} (SENSITIVE until you have looked at it)")
-    else:
+    elif (folder / "review.json").exists():
         typer.echo(
             f"in {folder / 'review.json'}; `confide train --review {folder / 'review.json'}` puts its bound into the certificate"
         )
+    else:
+        typer.echo("nothing was answered, so that there is no review.json yet")
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -791,7 +793,8 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(error, Contradiction):
             more |= {"holds": False, **(error.found or {})}
     except OSError as error:
-        code, message = 1, f"cannot write the answer: {error.strerror}"
+        what = "cannot write the answer" if error.filename is None else f"cannot use {error.filename}"
+        code, message = 1, f"{what}: {error.strerror}"
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (what is left in the buffer cannot be written either)
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's own usage errors

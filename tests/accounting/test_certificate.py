@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from importlib.resources import files
 
 import jsonschema
@@ -23,6 +24,7 @@ from confide.accounting import (
     issue,
     slot_epsilon,
 )
+from confide.accounting.certificate import evidence_hash
 from confide.accounting.curves import gaussian_delta
 from confide.errors import BadInput, Refused
 
@@ -39,6 +41,10 @@ def guarantee(certificate, name, k=None):
 
 def epsilon(certificate, name, k=None):
     return guarantee(certificate, name, k)["epsilon"]
+
+
+def assumption(certificate, name):
+    return next(one["text"] for one in certificate["assumptions"] if one["id"] == name)
 
 
 def test_the_published_schema_describes_every_kind_of_certificate(ledger):
@@ -336,6 +342,50 @@ def test_miss_rates_say_nothing_about_unredacted_training(ledger):
 def test_evidence_that_contradicts_the_setting_is_refused(ledger, changes):
     with pytest.raises(Refused, match="one of the two is wrong"):
         issue(ledger(**changes), DELTA, Redraws(200, 20, 1))
+
+
+REVIEWED = Review(((1, 0, 0),) * 180 + ((1, 1, 0),) * 20, cap=3, nonce="drawn")
+
+
+def test_jft_takes_evidence_with_public_misses_since_it_uses_no_delta2(ledger):
+    events = ("phase2", STEPS), ("phase1", Noiseless(10))
+    changes = {"method": "jft", "conservative": "allowlist", "recall_class": "secrets with a digit"}
+    review = Review(((1, 0, 0),) * 180 + ((1, 1, 1),) * 20, cap=1)
+    certificate = issue(ledger(*events, **changes), DELTA, review)
+    bounds = certificate["bounds"]["gamma"], certificate["bounds"]["delta2"]
+    assert bounds == pytest.approx(review.bounds(all_flagged=False))  # what was public is not said to be impossible
+    assert guarantee(certificate, "bayesian")["delta"] == pytest.approx(DELTA + bounds[0])
+
+
+@pytest.mark.parametrize("method", ["crt", "jft"])
+def test_a_reviews_sentence_names_its_cap_and_its_class(ledger, method):
+    events = [("phase2", STEPS), ("phase1", Noiseless(10))] if method == "jft" else []
+    changes = {"method": method, "conservative": "allowlist", "recall_class": "secrets with a digit"}
+    sentence = guarantee(issue(ledger(*events, **changes), DELTA, REVIEWED), "bayesian")["sentence"]
+    assert "counting at most 3 a record" in sentence
+    assert "secrets with a digit" in sentence
+
+
+def test_the_ledger_names_the_evidence_and_no_other_is_taken(ledger):
+    named = ledger(evidence=evidence_hash(REVIEWED))
+    certificate = issue(named, DELTA, REVIEWED)
+    assert "the ledger named them before training" in assumption(certificate, "evidence")
+    assert issue(named, DELTA)["evidence"] is None  # claiming less is always allowed
+    for other in (replace(REVIEWED, nonce="other"), replace(REVIEWED, records=REVIEWED.records[:180])):
+        with pytest.raises(Refused, match="not the one that the ledger names"):
+            issue(named, DELTA, other)
+
+
+def test_a_ledger_without_evidence_looks_as_it_always_did(ledger):
+    assert "evidence" not in issue(ledger(name="a"), DELTA)["setting"]
+    certificate = issue(ledger(name="b"), DELTA, REVIEWED)
+    assert "the ledger named" not in assumption(certificate, "evidence")
+
+
+def test_a_review_says_what_it_takes_on_trust(ledger):
+    text = assumption(issue(ledger(), DELTA, REVIEWED), "evidence")
+    for words in ("flagged every finding that is no secret", "all begun ones are counted", "taken as stated"):
+        assert words in text
 
 
 def test_a_recall_class_is_named_wherever_it_is_used(ledger):

@@ -43,8 +43,8 @@ MISTAKES = {
     ),
     "public misses overlooked": (
         "accounting/certificate.py",
-        "if public and setting.all_flagged:",
-        'if public and setting.conservative == "everything":',
+        "if public_misses(evidence) and setting.all_flagged:",
+        'if public_misses(evidence) and setting.conservative == "everything":',
         "accounting/test_certificate.py::test_evidence_that_contradicts_the_setting_is_refused",
     ),
     "the Bloom filter for free": (
@@ -124,6 +124,30 @@ MISTAKES = {
         "lambdas = np.concatenate([np.geomspace(1e-3, 1, 40), np.linspace(0.025, 1, 40)]) / cap",
         "return redraw_bound(int(times @ missed), int(times @ secrets), beta)",
         "accounting/test_missrate.py::test_review_bound_covers_for_whoever_stops_when_happy",
+    ),
+    "an error that each new review may spend again": (
+        "accounting/missrate.py",
+        "return 0.9 if begun == 1 else 0.1 / (begun * (begun - 1))",
+        "return 0.9",
+        "accounting/test_missrate.py::test_starting_over_until_the_number_pleases_gains_nothing",
+    ),
+    "a found secret that masking would still show": (
+        "review/policies.py",
+        "return self._masks(masked) != [*before,",
+        "return False and self._masks(masked) != [*before,",
+        "guarantees/test_review.py::test_every_found_secret_that_masking_would_show_counts_as_missed",
+    ),
+    "a class that counts for all secrets": (
+        "review/counting.py",
+        "of_class = [one for one in secrets if one.in_class]",
+        "of_class = list(secrets)",
+        "review/test_store.py::test_where_a_class_is_flagged_by_construction_its_secrets_count_for_themselves",
+    ),
+    "evidence that was not there before training": (
+        "accounting/certificate.py",
+        "if setting.evidence and setting.evidence != evidence_hash(evidence):",
+        "if False:",
+        "accounting/test_certificate.py::test_the_ledger_names_the_evidence_and_no_other_is_taken",
     ),
     "detected secrets free in the paper's order": (
         "accounting/setting.py",

@@ -5,6 +5,7 @@ but says nothing about a class of its own, so that misses can be private (Q1) or
 """
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -85,7 +86,7 @@ def label():
 SERVER = """
 import sys
 from confide.review import serve
-serve(sys.argv[1], port=int(sys.argv[2]), open_browser=False, say=lambda text: print(text, flush=True))
+serve(sys.argv[1], port=int(sys.argv[2]), open_browser=sys.argv[3] == "True", say=lambda text: print(text, flush=True))
 """
 
 
@@ -94,9 +95,11 @@ def server_of():
     """A function that starts a server on a folder. Out: the process and its link."""
     running = []
 
-    def start(folder, port=0):
-        command = [sys.executable, "-c", SERVER, str(folder), str(port)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def start(folder, port=0, browser=False):
+        command = [sys.executable, "-c", SERVER, str(folder), str(port), str(browser)]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "BROWSER": "true"}
+        )
         running.append(process)
         return process, re.search(r"http\S+", process.stdout.readline())[0]
 

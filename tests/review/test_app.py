@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import time
 from html.parser import HTMLParser
 
 import pytest
@@ -150,7 +151,7 @@ def test_label_undo_and_answer_over_http(store_of, client_of):
     assert 'class="missed"' not in undone["main"]
     done = act(client, "answer", 0, 2).json()
     assert done["path"] == "/record/2"
-    assert "All 1 records" in done["main"]
+    assert "All records of the sample are answered" in done["main"]
     assert json.loads((store.screened.folder / "review.json").read_text()) == result(store)
     drawn = len(store.draws)
     assert act(client, "more", 1, 0).status_code == 200
@@ -248,24 +249,101 @@ def test_an_error_inside_says_nothing_of_the_text(store_of, client_of, capfd):
     assert "secretive" not in found.text + "".join(capfd.readouterr())
 
 
-def test_a_killed_server_loses_nothing_and_logs_nothing(store_of, server_of):
-    store = store_of([f"secretive {i} Q{i}" for i in range(50)], sample=30)
-    process, link = server_of(store.screened.folder)
+def test_a_person_is_refused_by_a_page_and_a_program_by_json(store_of, client_of):
+    client = client_of(store_of(["secretive K1"], sample=1), enter=False)
+    browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    for path, more in (("/record/1", {}), ("/?token=wrong", {}), ("/record/1", {"Host": "evil.example"})):
+        refused = client.get(path, headers={**browser, **more})
+        assert refused.status_code == 403
+        assert refused.headers["content-type"].startswith("text/html")
+        assert "confide review" in refused.text
+        assert "secretive" not in refused.text
+        assert refused.headers["Content-Security-Policy"] == HEADERS["Content-Security-Policy"]
+    assert client.get("/record/1").json()["error"]
+
+
+def test_a_review_that_was_only_opened_does_not_count(store_of, client_of):
+    store = store_of(["my code Q1"], sample=1)
+    saved = store.screened.folder / "review.json"
+    client = client_of(store)
+    client.get("/record/1")
+    act(client, "show", 0, 0)
+    act(client, "mark", 0, 0, start=8, end=10, type="OTHER")
+    assert not saved.exists()
+    act(client, "answer", 0, 1)
+    assert len(json.loads(saved.read_text())["records"]) == 1
+    act(client, "undo", 0, 2, last=store.last()[0])
+    assert json.loads(saved.read_text())["records"] == []  # what is no longer said does not stay
+
+
+def test_showing_a_record_changes_nothing_and_goes_no_further_than_the_first_open_one(store_of, client_of):
+    store = store_of([f"word {i} K{i}" for i in range(9)], sample=5)
+    client = client_of(store)
+    act(client, "answer", 0, 0)
+    for place, path in ((0, "/record/1"), (1, "/record/2"), (4, "/record/2"), (-3, "/record/1")):
+        assert act(client, "show", place, 0).json()["path"] == path
+    assert store.last()[0] == 1
+
+
+def test_agreement_is_told_in_words(store_of, client_of):
+    anna = store_of(["my code Q1"], sample=1, reviewer="Anna")
+    ben = store_of(folder=anna.screened.folder, reviewer="Ben")
+    anna.act(0, "mark", 0, 8, 10)
+    anna.act(0, "answer", 1)
+    ben.act(0, "answer", 0)
+    anna.refresh()
+    said = page.panel(anna)
+    assert "both answered 1 record; whether something was missed, they say the same of 0" in said
+    assert "1 records" not in said
+    assert "no more than by chance" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_server_that_is_told_to_end_leaves_no_link_and_no_loose_ends(folder_of, server_of, number):
+    folder = folder_of(["my code Q1"])
+    process, link = server_of(folder, browser=True)
+    doorway = folder / "review.html"
+    for _ in range(100):
+        if doorway.exists():
+            break
+        time.sleep(0.05)
+    assert link in doorway.read_text()
+    assert not (folder / "review.json").exists()
+    ask = asker(link)
+    assert ask("/act", {"do": "answer", "place": 0, "version": 0})[0] == 200
+    process.send_signal(number)
+    assert process.wait(20) == 0
+    assert not doorway.exists()
+    wal = folder / "review.sqlite-wal"
+    assert not wal.exists() or not wal.stat().st_size
+    assert len(json.loads((folder / "review.json").read_text())["records"]) >= 1
+
+
+def asker(link):
+    """A function from a path, and perhaps a body, to the status and text of the answer, for one who has come by the link."""
     host, path = re.fullmatch(r"http://(127\.0\.0\.1:\d+)(/\?token=\S+)", link).groups()
 
-    def ask(method, path, body=None, headers=None):
+    def ask(path, body=None, **more):
         connection = http.client.HTTPConnection(host, timeout=10)
-        connection.request(method, path, body, headers or {})
+        headers = {"Cookie": cookie, "Origin": f"http://{host}", "Content-Type": "application/json", **more}
+        connection.request("GET" if body is None else "POST", path, body and json.dumps(body), headers)
         response = connection.getresponse()
         return response.status, response.read().decode(), response.getheader("Set-Cookie", "").split(";")[0]
 
-    cookie = ask("GET", path)[2]
-    headers = {"Cookie": cookie, "Origin": f"http://{host}", "Content-Type": "application/json"}
-    assert ask("GET", "/record/1", headers={"Cookie": cookie, "Host": "evil.example"})[0] == 403
+    cookie = ""
+    cookie = ask(path)[2]
+    return ask
+
+
+def test_a_killed_server_loses_nothing_and_logs_nothing(store_of, server_of):
+    store = store_of([f"secretive {i} Q{i}" for i in range(50)], sample=30)
+    process, link = server_of(store.screened.folder)
+    ask = asker(link)
+    assert ask("/record/1", Host="evil.example")[0] == 403
     for place in range(5):
         for version, do in enumerate(("mark", "answer")):
             body = {"do": do, "place": place, "version": version, "start": 0, "end": 4, "type": "OTHER"}
-            assert ask("POST", "/act", json.dumps(body), headers)[0] == 200
+            assert ask("/act", body)[0] == 200
     os.kill(process.pid, signal.SIGKILL)
     said = "".join(process.communicate())
     assert "secretive" not in said

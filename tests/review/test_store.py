@@ -9,19 +9,24 @@ import stat
 import subprocess
 import sys
 from collections import Counter
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 from confide.accounting.missrate import Review, Reviewed, review_bound
 from confide.errors import BadInput, Refused
-from confide.records import MASK
+from confide.policies import Finding, Policy
+from confide.records import MASK, Record
 from confide.review import Stale, export, open_store, result, save
-from confide.review.counting import bound, chosen, forecast, judged, sentences, share
-from confide.review.records import Secret
+from confide.review.counting import Judged, bound, chosen, forecast, judged, sentences, share
+from confide.review.policies import Policies
+from confide.review.records import Secret, joined
 from confide.review.store import State
+from confide.screening import screen
+from confide.screening.treatment import treat
 from confide.training.byhand import read
-from confide.training.planning import read_review
+from confide.training.evidence import read_review
 
 TEXTS = ["plain words", "my key is K1", "keys K1 and K2", "it is Q7 and K3", "zebra", "pin P5, code Q8"]
 
@@ -40,13 +45,15 @@ def test_the_counts_are_those_that_a_person_would_write_down(store_of, label):
     found = result(store)
     assert found["records"] == by_hand(store)
     rows = [Reviewed(n, m) for n, m, _ in by_hand(store)]
-    assert found["bound"] == pytest.approx(review_bound(rows, 2, 0.025))
+    assert found["bound"] == pytest.approx(
+        review_bound(rows, 2, 0.0225)
+    )  # a tenth of β is kept for reviews begun later
     public = [Reviewed(n, p) for n, _, p in by_hand(store)]
-    assert found["bound_public"] == pytest.approx(min(found["bound"], review_bound(public, 2, 0.025)))
+    assert found["bound_public"] == pytest.approx(min(found["bound"], review_bound(public, 2, 0.0225)))
     # Each type: β is split over KEY, PIN and OTHER, and the counts add up to those of the records.
     keys = [Reviewed(store.records.read(r).text.count("K"), 0) for r, _ in store.draws]
     assert set(found["types"]) == {"KEY", "PIN", "OTHER"}
-    assert found["types"]["KEY"]["bound"] == pytest.approx(review_bound(keys, 2, 0.05 / 3))
+    assert found["types"]["KEY"]["bound"] == pytest.approx(review_bound(keys, 2, 0.045 / 3))
     for name, column in (("secrets", 0), ("missed", 1)):
         assert sum(one[name] for one in found["types"].values()) == sum(row[column] for row in found["records"])
 
@@ -59,8 +66,8 @@ def test_review_json_is_the_evidence_that_training_reads(store_of, label):
     path = store.screened.folder / "review.json"
     assert json.loads(path.read_text()) == found
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    evidence = read_review(path, store.screened.manifest["digest"])
-    assert evidence == Review(tuple(tuple(row) for row in found["records"]), 2, 0.95)
+    evidence = read_review(path, store.screened)
+    assert evidence == Review(tuple(tuple(row) for row in found["records"]), 2, 0.95, 1, store.nonce)
     assert evidence.bounds(False) == pytest.approx((found["bound"], found["bound_public"]))
     assert "key" not in path.read_text().replace("KEY", "").lower()  # counts, no words of the corpus
 
@@ -124,7 +131,7 @@ def test_a_skip_counts_as_cap_missed(store_of, label):
     found = result(store)
     assert "skipped" in found["records"]
     rows = [r if isinstance(r, str) else Reviewed(r[0], r[1]) for r in found["records"]]
-    assert before < found["bound"] == pytest.approx(review_bound(rows, 2, 0.025))
+    assert before < found["bound"] == pytest.approx(review_bound(rows, 2, 0.0225))
     store.act(place, "answer", 1)
     assert "skipped" not in result(store)["records"]
 
@@ -245,7 +252,7 @@ def test_of_more_than_cap_secrets_cap_are_chosen_evenly_and_for_good():
 
 def test_the_cap_and_the_confidence_are_fixed_once(store_of):
     store = store_of(TEXTS, sample=5)
-    assert store.cap == 2  # five findings in four private records: 1.25, rounded up
+    assert store.cap == 2  # one or two findings in each private record
     folder = store.screened.folder
     for name, value in (("cap", 3), ("confidence", 0.9)):
         with pytest.raises(BadInput, match=f"leave --{name} out"):
@@ -286,10 +293,11 @@ def test_the_files_are_for_their_owner_only_and_hold_no_text(store_of, label):
         assert b"unmistakable" not in path.read_bytes()
 
 
-def test_a_public_miss_contradicts_a_policy_that_flags_by_construction(store_of, folder_of, label):
-    store = store_of(folder=folder_of(["zebra"], conservative="digits"), sample=1)
+def test_a_public_miss_contradicts_a_policy_that_flags_its_class_by_construction(store_of, folder_of):
+    store = store_of(folder=folder_of(["plain words"], conservative="allowlist"), sample=1)
+    store.act(0, "mark", 0, 0, 4)  # "plai" is on no list, and yet it is public: part of a longer word
     assert not result(store)["contradicted"]
-    label(store)
+    store.act(0, "answer", 1)
     found = result(store)
     assert found["contradicted"]
     assert found["records"] == [[1, 1, 1]]
@@ -298,19 +306,204 @@ def test_a_public_miss_contradicts_a_policy_that_flags_by_construction(store_of,
 
 def test_the_forecast_keeps_its_word(store_of, label):
     store = store_of([f"key K{i}" for i in range(300)], sample=2000)
-    for _ in range(60):
+    for _ in range(80):
         label(store)
     now = bound(store)
     target, more = forecast(store, now)
     assert target < now.total
     rows = [Reviewed(*row[:2]) for row in now.records]
-    assert review_bound([*rows, *[Reviewed(1, 0)] * more], 1, 0.025) <= target
-    assert review_bound([*rows, *[Reviewed(1, 0)] * int(more / 1.3)], 1, 0.025) > target
-    assert f"misses at most {share(now.total)} of secrets" in sentences(store, now)[0]
+    assert review_bound([*rows, *[Reviewed(1, 0)] * more], 1, store.beta / 2) <= target
+    assert review_bound([*rows, *[Reviewed(1, 0)] * int(more / 1.3)], 1, store.beta / 2) > target
+    assert f"misses at most {share(now.total)} of secrets, counting at most 1 a record" in sentences(store, now)[0]
 
 
 def test_shares_are_rounded_up():
     assert [share(x) for x in (0.0401, 0.04, 1.0, 0.00012345, 0.0)] == ["4.1 %", "4 %", "100 %", "0.013 %", "0 %"]
+
+
+NAMES = ["it is stone", "it is Qzx", "it is Qzx", "it is red", "it is K1 and stone"]
+
+
+def answer_all(store, pattern):
+    """Mark all that matches and answer, to the end of the sample."""
+    while store.frontier() < len(store.order):
+        place = store.frontier()
+        for version, match in enumerate(re.finditer(pattern, store.show(place).text)):
+            store.act(place, "mark", version, *match.span())
+        store.act(place, "answer", store.state(store.order[place]).version)
+
+
+def test_where_a_class_is_flagged_by_construction_its_secrets_count_for_themselves(store_of, folder_of):
+    """K1 is found and of the class; Qzx is missed and of the class; stone and red are listed words, missed and public."""
+    store = store_of(folder=folder_of(NAMES, conservative="allowlist"), sample=60, cap=3)
+    answer_all(store, "Qzx|red|stone")
+    texts = [store.records.read(record).text for record, _ in store.draws]
+    in_class = {
+        "it is stone": [0, 0, 0],
+        "it is Qzx": [1, 1, 0],
+        "it is red": [0, 0, 0],
+        "it is K1 and stone": [1, 0, 0],
+    }
+    found = result(store)
+    assert found["records"] == [in_class[text] for text in texts]
+    others = Counter(texts)
+    stones, reds, both = (others[text] for text in ("it is stone", "it is red", "it is K1 and stone"))
+    assert found["outside_class"] == {
+        "secrets": stones + reds + both,
+        "missed": stones + reds + both,
+        "public": stones + reds,
+    }
+    assert not found["contradicted"]
+    assert found["bound_public"] == 0
+    assert found["bound"] == pytest.approx(review_bound([Reviewed(*row[:2]) for row in found["records"]], 3, 0.045))
+    every = {
+        "it is stone": (1, 1, 1),
+        "it is Qzx": (1, 1, 0),
+        "it is red": (1, 1, 1),
+        "it is K1 and stone": (2, 1, 0),
+    }
+    rows = Review(tuple(every[text] for text in texts), 3)
+    assert (found["bound_all"], found["bound_public_all"]) == pytest.approx(rows.bounds(False))
+    said = sentences(store, bound(store))
+    assert found["class"] in said[0]
+    assert said[1].startswith("Of all secrets it misses at most")
+
+
+def test_without_a_class_all_secrets_count_and_both_bounds_are_one(store_of, folder_of, label):
+    for conservative in ("everything", "python:toy_review:digits"):
+        store = store_of(folder=folder_of(TEXTS, conservative=conservative), sample=30)
+        label(store)
+        found = result(store)
+        assert (found["class"], found["outside_class"]) == (None, None)
+        assert (found["bound_all"], found["bound_public_all"]) == (found["bound"], found["bound_public"])
+
+
+def test_of_a_union_only_members_with_a_class_make_one(store_of, folder_of):
+    """The toy policy flags K1 without promising anything: a secret that it alone flags is not of the class."""
+    spec = "union(known:{}, python:toy_review:find)"
+    folder = folder_of(["it is rose", "it is K1"], conservative="digits")
+    (folder / "known.txt").write_text("rose\n")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["conservative"]["spec"] = spec.format(folder / "known.txt")
+    policies = Policies(manifest)
+    assert policies.in_class("Rose", False)
+    assert not policies.in_class("K1", False)
+
+
+@pytest.fixture
+def contextual(tmp_path, monkeypatch):
+    """A screened corpus whose policy finds Bob only where a key is: masking the key brings Bob to light."""
+    module = ModuleType("toy_context")
+
+    def find(text):
+        keys = [(*match.span(), "KEY") for match in re.finditer(r"\bK\d+\b", text)]
+        return keys + [(*match.span(), "NAME") for match in re.finditer("Bob", text) if keys]
+
+    module.find = find
+    monkeypatch.setitem(sys.modules, "toy_context", module)
+    (tmp_path / "corpus.jsonl").write_text('{"text": "id K7 then Bob"}\n')
+    return screen(str(tmp_path / "corpus.jsonl"), "python:toy_context:find", tmp_path / "context", workers=1).folder
+
+
+def test_a_found_secret_counts_as_missed_if_masking_it_changes_the_record(contextual, store_of):
+    store = store_of(folder=contextual, sample=1, cap=2)
+    store.act(0, "answer", 0)
+    assert result(store)["records"] == [[2, 1, 0]]  # without K7 nobody finds Bob; without Bob all is the same
+    assert result(store)["unfit"] is None
+    store.act(0, "flag", 1, 3, 5)
+    assert result(store)["records"] == [[1, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda monkeypatch: monkeypatch.delitem(sys.modules, "toy_context"), "cannot be made again"),
+        (
+            lambda monkeypatch: monkeypatch.setattr(sys.modules["toy_context"], "find", lambda text: []),
+            "find other secrets",
+        ),
+        (lambda monkeypatch: monkeypatch.setattr(sys.modules["toy_context"], "find", lambda text: 1 / 0), "fails now"),
+    ],
+)
+def test_a_policy_that_is_gone_or_changed_makes_no_evidence(contextual, store_of, monkeypatch, change, why):
+    change(monkeypatch)
+    store = store_of(folder=contextual, sample=1, cap=2)
+    store.act(0, "answer", 0)
+    found = save(store)
+    assert found["records"] == [[2, 2, 0]]
+    assert why in found["unfit"]
+    assert why in sentences(store, bound(store))[-1]
+    with pytest.raises(Refused, match=why):
+        read_review(contextual / "review.json", store.screened)
+
+
+@pytest.mark.parametrize(
+    ("text", "secrets"),
+    [("call K1 K2 now", 1), ("call K1\t  K2 now", 1), ("call K1K2", 1), ("K1,K2", 2), ("K1\nK2", 2)],
+)
+def test_findings_that_get_one_mask_are_one_secret(text, secrets):
+    findings = [Finding(*match.span(), "KEY", "toy") for match in re.finditer(r"K\d", text)]
+    treated = treat(Record("a", text, "a"), Policy(), findings=findings)
+    assert treated.text.count(MASK) == len(joined(findings, text)) == secrets
+
+
+def test_a_flag_on_a_part_of_a_finding_takes_it_all_away():
+    """Reviews that an older confide began may hold such flags: a secret less is on the safe side."""
+    assert judged([Secret(0, 9, "A")], [State(alarms=frozenset({(0, 4)}))]) == []
+
+
+def test_the_default_cap_leaves_most_records_whole(store_of):
+    many = [" and ".join(f"K{i}" for i in range(6))] * 8
+    store = store_of([f"key K{i}" for i in range(92)] + many, sample=5)
+    assert store.cap == 6  # the mean of the findings is below two
+    assert store_of(["plain words"], sample=5).cap == 1
+
+
+def test_secrets_that_the_cap_leaves_out_are_stated(store_of):
+    store = store_of(["keys K1, K2, K3 and Q4"], sample=1, cap=1)
+    answer_all(store, "Q4")
+    found = result(store)
+    assert (found["left_out"], found["records"][0][0]) == (3, 1)
+
+
+def test_the_caps_coin_does_not_depend_on_the_borders_of_a_mark():
+    rng = np.random.default_rng(3)
+    found = [Judged(10 * i, 10 * i + 3, "K", False) for i in range(5)]
+    for _ in range(50):
+        coin = rng.bytes(16)
+        counted = {
+            any(one.missed for one in chosen([*found, Judged(21 + low, 26 + high, "O", True)], 2, coin))
+            for low in range(3)
+            for high in range(3)
+        }
+        assert len(counted) == 1
+
+
+def test_reviews_that_are_begun_anew_are_counted_and_share_the_error(store_of, label):
+    store = store_of([f"key K{i}" for i in range(40)], sample=40)
+    folder = store.screened.folder
+    bounds = []
+    for number in (1, 2, 3):
+        while store.frontier() < len(store.order):
+            label(store)
+        found = save(store)
+        assert found["begun"] == number
+        assert (folder / "review.begun").read_text() == f"{number}\n"
+        assert stat.S_IMODE((folder / "review.begun").stat().st_mode) == 0o600
+        bounds.append(found["bound"])
+        store.close()
+        assert open_store(folder).begun == number  # opening it again begins nothing
+        for path in folder.glob("review.sqlite*"):
+            path.unlink()
+        store = store_of(folder=folder, sample=40)
+    assert bounds == sorted(bounds)
+    assert bounds[0] < bounds[1]
+    assert "review number 4" in " ".join(sentences(store, bound(store)._replace(records=("skipped",))))
+    (folder / "review.begun").write_text("none")
+    for path in folder.glob("review.sqlite*"):
+        path.unlink()
+    with pytest.raises(BadInput, match="damaged"):
+        open_store(folder)
 
 
 def test_the_export_is_the_hand_screened_subset_that_training_reads(store_of, label, tmp_path):
@@ -332,26 +525,14 @@ def test_the_export_is_the_hand_screened_subset_that_training_reads(store_of, la
     assert done["masked_whole"] == seen.count("my key is K1")
 
 
-def test_the_bound_covers_for_reviewers_who_stop_when_happy(store_of):
-    """Misses come in clusters (a record is missed as a whole), more often in long records; people look at the bound after
-    every 25 records and keep the best one. Through the store's own counts that is below the truth in at most 5 % of reviews."""
-    rng = np.random.default_rng(5)
-    texts = []
-    for _ in range(600):
-        size = int(rng.integers(0, 5))
-        letter = "Q" if rng.random() < 0.15 * size else "K"
-        texts.append(" ".join(f"{letter}{rng.integers(1000)}" for _ in range(size)) or "nothing")
-    cap, reviews, wrong = 2, 50, 0
-    missed = sum(min(cap, text.count("Q")) for text in texts)
-    rate = missed / sum(min(cap, text.count("Q") + text.count("K")) for text in texts)
-    store = store_of(texts, sample=1, cap=cap)
-    shown = [store.records.read(record) for record in range(store.records.total)]
-    store.records.read = shown.__getitem__
-    truth = [tuple(Secret(*match.span(), "OTHER") for match in re.finditer(r"Q\d+", one.text)) for one in shown]
+def stop_when_happy(store, truth, rng, reviews=50):
+    """The best (class, all, public) bounds that each of so many reviewers saw, looking after every 25 records of a fresh sample.
+
+    Answers are the known truth: what so many people would have stored in so many files.
+    """
     best = []
     for _ in range(reviews):
-        # A fresh sample, answered by the known truth: what so many people would have stored in so many files.
-        store.draws = [(int(record), rng.bytes(16)) for record in rng.integers(len(shown), size=150)]
+        store.draws = [(int(record), rng.bytes(16)) for record in rng.integers(len(truth), size=150)]
         first = {record: at for at, (record, _) in reversed(list(enumerate(store.draws)))}
         store.order = sorted(first, key=first.__getitem__)
         store.drawn_at = [first[record] for record in store.order]
@@ -360,12 +541,68 @@ def test_the_bound_covers_for_reviewers_who_stop_when_happy(store_of):
         for answered in range(25, len(store.order), 25):
             store.counted.clear()
             store._states = {("reviewer", one): State("answered", truth[one]) for one in store.order[:answered]}
-            looks.append(bound(store).total)
-        best.append(min(looks))
-        wrong += best[-1] < rate
+            found = bound(store)
+            looks.append((found.total, found.total_all, found.public_all))
+        best.append(tuple(min(column) for column in zip(*looks, strict=True)))
+    return np.array(best)
+
+
+def truth_of(store, pattern):
+    """All records, kept at hand, and what was missed in each."""
+    shown = [store.records.read(record) for record in range(store.records.total)]
+    store.records.read = shown.__getitem__
+    return shown, [tuple(Secret(*m.span(), "OTHER") for m in re.finditer(pattern, one.text)) for one in shown]
+
+
+def test_the_bound_covers_for_reviewers_who_stop_when_happy(store_of):
+    """Misses come in clusters (a record is missed as a whole), more often in long records; people look at the bound after
+    every 25 records and keep the best one. Through the store's own counts that is below the truth in at most 5 % of reviews."""
+    rng = np.random.default_rng(5)
+    texts = []
+    for _ in range(600):
+        size = int(rng.integers(0, 5))
+        letter = "Q" if rng.random() < 0.15 * size else "K"
+        texts.append(", ".join(f"{letter}{rng.integers(1000)}" for _ in range(size)) or "nothing")
+    cap = 2
+    missed = sum(min(cap, text.count("Q")) for text in texts)
+    rate = missed / sum(min(cap, text.count("Q") + text.count("K")) for text in texts)
+    store = store_of(texts, sample=1, cap=cap)
+    best = stop_when_happy(store, truth_of(store, r"Q\d+")[1], rng)[:, 0]
     # Each review fails with probability at most 2.5 % (the error is split with the public bound); chance on top.
-    assert wrong <= 4
+    assert sum(best < rate) <= 4
     assert np.median(best) < 2.5 * rate  # and the bound says something
+
+
+def test_the_bounds_of_a_class_and_of_all_secrets_cover(store_of, folder_of):
+    """The same people. Of the class (letters on no list): K found, Qx missed in clusters, never public. Outside: stone and red
+    are missed, and public where nothing else makes the record private."""
+    rng = np.random.default_rng(7)
+    texts = []
+    for _ in range(600):
+        size = int(rng.integers(0, 4))
+        word = "Qx" if rng.random() < 0.12 * size else "K1"
+        others = [
+            str(rng.choice(["stone", "red"])) for _ in range(int(rng.integers(0, 3)) if rng.random() < 0.5 else 0)
+        ]
+        texts.append(", ".join([word] * size + others) or "nothing")
+    cap = 2
+    store = store_of(folder=folder_of(texts, conservative="allowlist"), sample=1, cap=cap)
+    shown, truth = truth_of(store, r"Qx|stone|red")
+    kinds = [(t.count("K1"), t.count("Qx"), t.count("stone") + t.count("red")) for t in (one.text for one in shown)]
+    of_class = sum(min(cap, q) for _, q, _ in kinds) / sum(min(cap, k + q) for k, q, _ in kinds)
+    counted = [
+        min(1, cap / max(1, sum(kind))) for kind in kinds
+    ]  # the share of a record's secrets that count, on average
+    secrets = sum(share * sum(kind) for share, kind in zip(counted, kinds, strict=True))
+    of_all = sum(share * (q + o) for share, (_, q, o) in zip(counted, kinds, strict=True)) / secrets
+    public = (
+        sum(share * o for share, (_, _, o), one in zip(counted, kinds, shown, strict=True) if not one.private) / secrets
+    )
+    assert 0.05 < public < of_all < 0.6
+    best = stop_when_happy(store, truth, rng)
+    for column, rate in enumerate((of_class, of_all, public)):
+        assert sum(best[:, column] < rate) <= 5  # of 50, at 5 % and 2.5 %
+        assert np.median(best[:, column]) < 3 * rate
 
 
 KILLED = """

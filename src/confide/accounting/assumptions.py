@@ -82,9 +82,14 @@ def assumptions(setting: Setting, evidence: Redraws | Review | None, selected: b
     if isinstance(evidence, Review):
         found["evidence"] = (
             "Reviewed records were drawn uniformly with replacement from public and private records before dedup, and "
-            "the reviewer found every secret in them; a secret counts as missed if masking it by hand would change the "
-            "screened record; labels used to tune a policy are not among them."
+            "the reviewer found every secret in them and flagged every finding that is no secret; a secret counts as missed "
+            "if masking it by hand would change the screened record; labels used to tune a policy are not among them. This "
+            "is the only review of this screening that was begun, or all begun ones are counted. The counts are taken as "
+            "stated"
         )
+        found["evidence"] += "; the ledger named them before training." if setting.evidence else "."
+        if setting.recall_class is not None:
+            found["evidence"] += " Only secrets of the class that is flagged by construction count."
     return [{"id": name, "text": text} for name, text in found.items()]
 
 

@@ -7,6 +7,7 @@ would be false it is not made.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -22,9 +23,9 @@ from .assumptions import assumptions, not_promised
 from .ceilings import Ceilings, chance_exposure
 from .curves import ACCOUNTANT, check_delta, gaussian_delta
 from .events import FixedSizeGaussian, Noiseless, Selection, SelectiveGaussian, to_plain
-from .guarantees import Accounts, AnyCurve, Evidence, guarantees, one_run_steps, up
-from .ledger import Ledger
-from .missrate import SKIPPED, Redraws, Review
+from .guarantees import Accounts, AnyCurve, Evidence, guarantees, miss_bounds, one_run_steps, public_misses, up
+from .ledger import Ledger, canonical
+from .missrate import Redraws, Review
 from .selection import SELECTION_ACCOUNTANT, SelectionCurve
 from .setting import Setting, refuse_unsound
 
@@ -44,7 +45,7 @@ def issue(ledger: Ledger, delta: float, evidence: Evidence | None = None) -> dic
     refuse_unsound(setting, delta)
     accounts = Accounts(setting, ledger)
     _refuse_ledger(accounts)
-    _refuse_evidence(setting, evidence)
+    refuse_evidence(setting, evidence)
     main = accounts.main
     return {
         "confide_certificate": VERSION,
@@ -141,25 +142,28 @@ def _refuse_ledger(accounts: Accounts) -> None:
         raise Refused("no certificate: the jft ledger holds no noised step of phase 2")
 
 
-def _refuse_evidence(setting: Setting, evidence: Evidence | None) -> None:
+def refuse_evidence(setting: Setting, evidence: Evidence | None) -> None:
     """Raise `Refused` where evidence contradicts the setting or says nothing about the method."""
     if evidence is None:
         return
+    if setting.evidence and setting.evidence != evidence_hash(evidence):
+        raise Refused(
+            "no certificate: the evidence is not the one that the ledger names, which was fixed before training; bring that "
+            "one back, or leave the evidence out"
+        )
     if setting.method not in ("crt", "jft"):
         raise Refused(
             f"no certificate: a miss rate says nothing about {setting.method}, which trains on the text unredacted; "
             "leave the evidence out"
         )
-    if isinstance(evidence, Redraws):
-        public = evidence.missed_public or 0
-        if evidence.missed_public is None and not setting.all_flagged and setting.method == "crt":
-            raise Refused(
-                "no certificate: the evidence does not say how many missed secrets became public; count them "
-                "(missed_public), since the conservative policy does not flag everything by construction"
-            )
-    else:
-        public = sum(int(record[2]) for record in evidence.records if record != SKIPPED)
-    if public and setting.all_flagged:
+    if setting.method != "crt":
+        return  # jft's bound uses no δ₂: whether a miss was public is the same to it
+    if isinstance(evidence, Redraws) and evidence.missed_public is None and not setting.all_flagged:
+        raise Refused(
+            "no certificate: the evidence does not say how many missed secrets became public; count them "
+            "(missed_public), since the conservative policy does not flag everything by construction"
+        )
+    if public_misses(evidence) and setting.all_flagged:
         raise Refused(
             "no certificate: the evidence counts secrets that became public, but the setting says that every one is "
             "flagged by construction; one of the two is wrong"
@@ -169,7 +173,7 @@ def _refuse_evidence(setting: Setting, evidence: Evidence | None) -> None:
 def _bounds(setting: Setting, evidence: Evidence | None) -> dict[str, Any] | None:
     if evidence is None:
         return None
-    gamma, delta2 = evidence.bounds(setting.all_flagged)
+    gamma, delta2 = miss_bounds(setting, evidence)
     scope = "slot" if isinstance(evidence, Redraws) else "corpus"
     method = "Clopper-Pearson" if isinstance(evidence, Redraws) else "always-valid e-process"
     return {"gamma": gamma, "delta2": delta2, "confidence": evidence.confidence, "scope": scope, "method": method}
@@ -181,6 +185,11 @@ def _plain_evidence(evidence: Evidence | None) -> dict[str, Any] | None:
     kind = "redraws" if isinstance(evidence, Redraws) else "review"
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(evidence)))  # tuples as they will be read back
     return {"kind": kind, **plain}
+
+
+def evidence_hash(evidence: Evidence) -> str:
+    """What the setting names evidence by. A review's nonce keeps it from confirming a guess of the counts (guarantees §7)."""
+    return hashlib.sha256(canonical(_plain_evidence(evidence)).encode()).hexdigest()
 
 
 def evidence_from_plain(plain: Mapping[str, Any] | None) -> Evidence | None:

@@ -11,7 +11,7 @@ from .bayesian import corpus_epsilon, jft_epsilon, slot_epsilon
 from .curves import Curve
 from .events import Event, FixedSizeGaussian, Selection, SelectiveGaussian, Step, flatten
 from .ledger import Ledger
-from .missrate import Redraws, Review
+from .missrate import SKIPPED, Redraws, Review
 from .selection import SelectionCurve, any_curve
 from .setting import Setting
 
@@ -195,16 +195,30 @@ def _uniform(accounts: Accounts, delta: float) -> dict[str, Any]:
     return _guarantee("uniform", math.inf, delta, k, sentence)
 
 
+def public_misses(evidence: Evidence) -> int:
+    """How many missed secrets the evidence counts that became public."""
+    if isinstance(evidence, Redraws):
+        return evidence.missed_public or 0
+    return sum(int(record[2]) for record in evidence.records if record != SKIPPED)
+
+
+def miss_bounds(setting: Setting, evidence: Evidence) -> tuple[float, float]:
+    """γ̄ and δ̄₂ of the evidence in this setting; δ₂ is 0 by construction only where nothing counted says otherwise."""
+    return evidence.bounds(setting.all_flagged and not public_misses(evidence))
+
+
 def _bayesian(accounts: Accounts, delta: float, evidence: Evidence) -> dict[str, Any]:
     setting = accounts.setting
-    gamma, delta2 = evidence.bounds(setting.all_flagged)
+    gamma, delta2 = miss_bounds(setting, evidence)
     sure = f"With confidence {percent(evidence.confidence)} over the labelled sample"
     of_class = "" if setting.recall_class is None else f" of the class flagged by construction ({setting.recall_class})"
     if setting.method == "jft":
         total, epsilon = _jft(accounts, delta, gamma)
-        where = "into the labelled slot" if isinstance(evidence, Redraws) else "from the corpus"
+        where = "into the labelled slot"
+        if isinstance(evidence, Review):
+            where = f"from the corpus (counting at most {evidence.cap} a record)"
         sentence = (
-            f"{sure}, for a secret drawn at random {where}, which phase 1 missed with probability at most {up(gamma)}, "
+            f"{sure}, for a secret{of_class} drawn at random {where}, which phase 1 missed with probability at most {up(gamma)}, "
             f"{_odds(epsilon, total)}. Phase 2 trains on the original text, so that epsilon is never below its own."
         )
     else:
@@ -217,8 +231,8 @@ def _bayesian(accounts: Accounts, delta: float, evidence: Evidence) -> dict[str,
             sentence = f"{sure}, {drawn} with probability at most {up(gamma)}, {_odds(epsilon, total)}."
         else:
             sentence = (
-                f"{sure}, for a secret occurrence{of_class} drawn uniformly from the corpus (at most {evidence.cap} a "
-                f"record), whose context the attacker may know, and of which the policy misses at most {up(gamma)}, "
+                f"{sure}, for a secret occurrence{of_class} drawn uniformly from the corpus (counting at most "
+                f"{evidence.cap} a record), whose context the attacker may know, and of which the policy misses at most {up(gamma)}, "
                 f"{_odds(epsilon, total)}."
             )
     return _guarantee("bayesian", epsilon, total, setting.k_missed, sentence, confidence=evidence.confidence)

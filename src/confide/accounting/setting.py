@@ -64,6 +64,7 @@ class Setting:
     subject: str = ""  # what the run is about, in words
     sdp_variant: str = "sound"
     jft_phase1: str = "direct"
+    evidence: str = ""  # hash of the labelled evidence, fixed before training; empty: none was named
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
@@ -75,8 +76,9 @@ class Setting:
         for name in ("bloom_keyed", "record_local", "mask_consistent", "masks_escaped"):
             if not isinstance(getattr(self, name), bool):
                 raise BadInput(f"setting: {name} must be true or false")
-        if not isinstance(self.subject, str):
-            raise BadInput("setting: subject must be text")
+        for name in ("subject", "evidence"):
+            if not isinstance(getattr(self, name), str):
+                raise BadInput(f"setting: {name} must be text")
         if self.recall_class is not None and (not isinstance(self.recall_class, str) or not self.recall_class.strip()):
             raise BadInput("setting: recall_class must describe a class of secrets in words")
         check_count("setting: private_records", self.private_records, high=10**15)
@@ -170,7 +172,8 @@ class Setting:
         return max(self.k_missed, self._survivors)
 
     def to_plain(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """For the ledger; a setting that names no evidence looks as it did before settings could name any."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "evidence" or value}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Setting:

@@ -19,8 +19,8 @@ from .jobs import EPOCHS, EVALUATION, UNTRAINED, Bench, Job, finished
 # Every number that a study may show, and what it is
 COLUMNS: dict[str, str] = {
     "epsilon": "sound ε",
-    "bayesian": "Bayesian ε, sound",
-    "paper_epsilon": "ε as S-DP counts",
+    "bayesian": "Bayesian ε",
+    "paper_epsilon": "ε as the papers count",
     "paper_bayesian": "Bayesian ε as CRT counts",
     "ppl": "PPL",
     "ppl_non_secret": "PPL, non-secret",

@@ -219,7 +219,7 @@ run are in the CSV files of [results/](results).
 **How it was measured.** Test text is raw. Perplexity (PPL) is exp(nats / number of GPT-2 tokens of that text), whatever the
 model's own vocabulary, so that rows compare; "non-secret" and "secret" are tokens outside and inside secrets, by ground truth. Every
 "sound ε" is a certificate's main guarantee, for a masked secret: substitution of one record (k = 1), Poisson sampling, all steps released.
-"ε as S-DP counts" is an added or removed record, Rényi accounting with the old conversion: the number which that paper would print, and no
+"ε as the papers count" is an added or removed record, Rényi accounting with the old conversion: the number which S-DP would print, and no
 bound. A Bayesian ε is about a secret that the policy misses with the stated probability, by an independent coin. ± is the standard deviation
 over seeds. Exposure is in bits, of 10^6 candidates: an unseen canary averages 1.44, the largest of ten 4.23. "MIA, AUC" compares records that
 were trained on with held-out ones, with a baseline that never sees the model beside it; "as CRT counts" is that paper's game, with its chance

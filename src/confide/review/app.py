@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import BadInput, ConfideError
 from . import page
-from .counting import bound, counted, save
+from .counting import Draws, counted, result, save
 from .store import LARGEST_SAMPLE, Stale, Store
 
 HOSTS = ("127.0.0.1", "localhost")
@@ -54,7 +54,7 @@ def create_app(store: Store, token: str) -> Starlette:
         given = request.query_params.get("token")
         if given is not None:
             if not hmac.compare_digest(given.encode(), token.encode()):
-                return _refusal("the link is not the one that the command printed", 403)
+                return _refusal(request, "this link is not the one that the command printed", 403)
             response = HTMLResponse(page.entrance())
             response.set_cookie(_cookie(request), session, httponly=True, samesite="strict", path="/")
             return response
@@ -78,20 +78,21 @@ def create_app(store: Store, token: str) -> Starlette:
 
     async def static(request: Request) -> Response:
         name = request.path_params["name"]
-        return (
-            Response(files[name], media_type=STATIC[name]) if name in files else _refusal("there is no such page", 404)
-        )
+        if name not in files:
+            return _refusal(request, "there is no such page", 404)
+        return Response(files[name], media_type=STATIC[name])
 
     def guarded(handler: Handler) -> Handler:
         async def inner(request: Request) -> Response:
             entering = request.url.path == "/" and "token" in request.query_params
             cookie = request.cookies.get(_cookie(request), "")
             if not entering and not hmac.compare_digest(cookie.encode(), session.encode()):
-                return _refusal("open the link that the command printed; the server may have been started anew", 403)
+                why = "open the link that the command printed; the server may have been started anew"
+                return _refusal(request, why, 403)
             try:
                 return await handler(request)
             except ConfideError as error:
-                return _refusal(str(error), 400 if isinstance(error, BadInput) else 500)
+                return _refusal(request, str(error), 400 if isinstance(error, BadInput) else 500)
 
         return inner
 
@@ -109,6 +110,9 @@ def create_app(store: Store, token: str) -> Starlette:
 def _do(store: Store, given: dict[str, Any], place: int, piece: int) -> tuple[int, int, str]:
     """Do what a page asks for. Out: the place and part to show next, and a word about it."""
     kind = given.get("do")
+    if kind == "show":
+        store.refresh()
+        return place, piece, ""
     if kind == "undo":
         return store.undo(_number(given.get("last"), -1)), 0, "Undone."
     if kind == "more":
@@ -131,15 +135,21 @@ def _do(store: Store, given: dict[str, Any], place: int, piece: int) -> tuple[in
 
 def _view(store: Store, place: int, piece: int, said: str) -> dict[str, Any]:
     draws = counted(store)
-    save(store, draws)
+    saved = keep(store, draws)
     place = max(0, min(place, store.frontier()))
     path = f"/record/{place + 1}" + (f"?piece={piece}" if piece > 0 else "")
     return {
         "main": page.body(store, place, piece),
-        "bound": page.panel(store, bound(store, draws)),
+        "bound": page.panel(store, draws, saved),
         "said": said,
         "path": path,
     }
+
+
+def keep(store: Store, draws: Draws) -> dict[str, Any]:
+    """Write `review.json` once something is answered: a review that was only opened is none. Out: the result so far."""
+    begun = draws or (store.screened.folder / "review.json").exists()  # the latter if all answers were undone
+    return save(store, draws) if begun else result(store, draws)
 
 
 def _cookie(request: Request) -> str:
@@ -169,7 +179,9 @@ async def _body(request: Request) -> dict[str, Any]:
     return given
 
 
-def _refusal(why: str, status: int) -> JSONResponse:
+def _refusal(request: Request, why: str, status: int) -> Response:
+    if "text/html" in request.headers.get("accept", ""):
+        return HTMLResponse(page.refused(why), status)
     return JSONResponse({"error": why}, status)
 
 
@@ -198,13 +210,13 @@ class _Guard:
         why = _foreign(scope)
         try:
             if why:
-                await _refusal(why, 403)(scope, receive, with_headers)
+                await _refusal(Request(scope), why, 403)(scope, receive, with_headers)
             else:
                 await self.app(scope, receive, with_headers)
         except (Exception, sqlite3.Error) as error:  # a traceback in a log could hold text of the corpus
             if not begun:
                 failed = f"something went wrong here ({type(error).__name__}); reload the page"
-                await _refusal(failed, 500)(scope, receive, with_headers)
+                await _refusal(Request(scope), failed, 500)(scope, receive, with_headers)
 
 
 def _foreign(scope: Scope) -> str | None:

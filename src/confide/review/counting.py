@@ -10,6 +10,9 @@ What counts, and why the bound holds (guarantees §4.4):
 * A record counts once, however many people saw it. Missed is what anyone marked; found is what nobody called a false
   alarm. An answer outweighs another reviewer's skip. A secret that the policy found in part, where a mark covers more
   than the finding, is one missed secret.
+* A found secret counts as missed all the same if masking it by hand would change the screened record (guarantees §3).
+* Where the conservative policy flags a class of secrets by construction, secrets of that class are counted for themselves:
+  only for them is nothing public that was missed.
 * Of more than `cap` secrets, `cap` count, chosen by the draw's coin. False alarms never count.
 """
 
@@ -19,14 +22,14 @@ import functools
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from hashlib import blake2b
 from itertools import combinations
 from typing import Any, NamedTuple
 
 from ..accounting.missrate import SKIPPED, Review, Reviewed, review_bound
 from ..screening.output import write_private
-from .records import Secret
+from .records import Secret, Shown
 from .store import OTHER, State, Store
 
 TARGETS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 1e-4)
@@ -35,16 +38,30 @@ FARTHEST = 20_000  # records that a forecast looks ahead
 
 
 class Judged(NamedTuple):
-    """A secret of a record, and whether the policy missed it."""
+    """A secret of a record, whether the policy missed it, and whether it is of the class flagged by construction."""
 
     start: int
     end: int
     type: str
     missed: bool
+    in_class: bool = True
 
 
-def judged(found: Sequence[Secret], states: Sequence[State]) -> list[Judged]:
-    """The secrets of a record after everyone's answers.
+class Draw(NamedTuple):
+    """What one draw that counts shows: all secrets of the record, and those that the cap leaves, of the class and of all."""
+
+    private: bool
+    secrets: tuple[Judged, ...]
+    of_class: tuple[Judged, ...]
+    of_all: tuple[Judged, ...]
+
+
+Draws = Sequence[Draw | str]
+Rows = tuple[tuple[int, int, int] | str, ...]
+
+
+def judged(found: Sequence[Secret], states: Sequence[State], showing: Collection[Secret] = ()) -> list[Judged]:
+    """The secrets of a record after everyone's answers. `showing`: found ones that count as missed.
 
     *Formal guarantees.* For each reviewer alone there are at least as many missed secrets and at most as many found
     ones: the union can only raise the bound.
@@ -60,86 +77,99 @@ def judged(found: Sequence[Secret], states: Sequence[State]) -> list[Judged]:
             clusters.append((one.end, by))
         by.setdefault(who, []).append(one)
     missed = [one for _, by in clusters for one in max(by.values(), key=len)]
-    alarms = {span for state in states for span in state.alarms}
-    left = [
-        one
-        for one in found
-        if (one.start, one.end) not in alarms and not any(m.start < one.end and one.start < m.end for m, _ in marks)
-    ]
-    return sorted([Judged(*one, True) for one in missed] + [Judged(*one, False) for one in left])
+    taken = [*(span for state in states for span in state.alarms), *((one.start, one.end) for one, _ in marks)]
+    left = [one for one in found if not any(start < one.end and one.start < end for start, end in taken)]
+    return sorted([Judged(*one, True) for one in missed] + [Judged(*one, one in showing) for one in left])
 
 
 def chosen(secrets: Sequence[Judged], cap: int, coin: bytes) -> list[Judged]:
-    """At most `cap` of a record's secrets, by the draw's coin: the same ones whenever they are counted again."""
-    if len(secrets) <= cap:
-        return list(secrets)
-    return sorted(secrets, key=lambda one: blake2b(f"{one.start} {one.end}".encode(), key=coin).digest())[:cap]
+    """At most `cap` of a record's secrets, by the draw's coin: the same ones whenever they are counted again.
+
+    The coin decides by their order alone, so that no change of a mark's borders draws it anew.
+    """
+    ordered = sorted(secrets)
+    ranks = sorted(range(len(ordered)), key=lambda rank: blake2b(str(rank).encode(), key=coin).digest())
+    return [ordered[rank] for rank in sorted(ranks[:cap])]
 
 
-def _record(store: Store, record: int) -> tuple[bool, list[Judged]] | str | None:
+def _record(store: Store, record: int) -> tuple[bool, tuple[Judged, ...]] | str | None:
     """Whether a record is private, and its secrets; "skipped"; or None if nobody has answered it."""
     if record not in store.counted:
         states = [store.state(record, who) for who in store.reviewers()]
         statuses = {state.status for state in states}
         if "answered" in statuses:
             shown = store.records.read(record)
-            store.counted[record] = (shown.private, judged(shown.found, states))
+            secrets = judged(shown.found, states, store.policies.showing(record, shown))
+            store.counted[record] = (shown.private, tuple(_classed(store, shown, one) for one in secrets))
         else:
             store.counted[record] = SKIPPED if "skipped" in statuses else None
-    found: tuple[bool, list[Judged]] | str | None = store.counted[record]
+    found: tuple[bool, tuple[Judged, ...]] | str | None = store.counted[record]
     return found
 
 
-def counted(store: Store) -> list[tuple[bool, list[Judged]] | str]:
+def _classed(store: Store, shown: Shown, one: Judged) -> Judged:
+    return one._replace(in_class=store.policies.in_class(shown.text[one.start : one.end], one.missed))
+
+
+def counted(store: Store) -> list[Draw | str]:
     """What each draw that counts shows, in the order of the draw."""
     places = [_record(store, record) for record, _ in store.draws]
     reached = [at for at, record in zip(store.drawn_at, store.order, strict=True) if _record(store, record) is not None]
     end = max(reached, default=-1) + 1
     while end < len(places) and places[end] is not None:
         end += 1  # repeats that follow at once are answered too
-    out: list[tuple[bool, list[Judged]] | str] = []
+    out: list[Draw | str] = []
     for found, (_, coin) in zip(places[:end], store.draws, strict=False):
         if found is None or isinstance(found, str):
             out.append(SKIPPED)
         else:
-            out.append((found[0], chosen(found[1], store.cap, coin)))
+            private, secrets = found
+            of_all = tuple(chosen(secrets, store.cap, coin))
+            of_class = [one for one in secrets if one.in_class]
+            same = len(of_class) == len(secrets)
+            out.append(Draw(private, secrets, of_all if same else tuple(chosen(of_class, store.cap, coin)), of_all))
     return out
 
 
 class Bound(NamedTuple):
-    """What a review shows so far."""
+    """What a review shows so far. `records`, `total` and `public` are about the class flagged by construction, if there is
+    one, else about all secrets; `total_all` and `public_all` are about all secrets."""
 
-    records: tuple[tuple[int, int, int] | str, ...]
+    records: Rows
     total: float  # γ̄
     public: float  # δ̄₂
-    contradicted: bool  # a missed secret in a public record, though all are said to be flagged by construction
-
-
-Draws = Sequence[tuple[bool, list[Judged]] | str]
+    contradicted: bool  # a missed secret in a public record, though all of its class are flagged by construction
+    total_all: float
+    public_all: float
 
 
 def bound(store: Store, draws: Draws | None = None) -> Bound:
-    """γ̄ and δ̄₂, jointly valid at the review's confidence, as the certificate will compute them."""
-    rows: list[tuple[int, int, int] | str] = []
-    for one in counted(store) if draws is None else draws:
-        if isinstance(one, str):
-            rows.append(one)
-        else:
-            missed = sum(secret.missed for secret in one[1])
-            rows.append((len(one[1]), missed, 0 if one[0] else missed))
-    by_construction = all_flagged(store)
-    contradicted = by_construction and any(row[2] for row in rows if not isinstance(row, str))
+    """γ̄ and δ̄₂, jointly valid at the review's confidence, as the certificate will compute them; and the same for all secrets."""
+    draws = counted(store) if draws is None else draws
+    rows = tuple(one if isinstance(one, str) else _row(one.private, one.of_class) for one in draws)
+    flagged = all_flagged(store)
+    contradicted = flagged and any(row[2] for row in rows if not isinstance(row, str))
+    total, public = _bounds(store, rows, flagged and not contradicted)
+    if store.policies.recall_class is None:
+        return Bound(rows, total, public, contradicted, total, public)
+    every = tuple(one if isinstance(one, str) else _row(one.private, one.of_all) for one in draws)
+    return Bound(rows, total, public, contradicted, *_bounds(store, every, False))
+
+
+def _row(private: bool, secrets: Sequence[Judged]) -> tuple[int, int, int]:
+    missed = sum(one.missed for one in secrets)
+    return len(secrets), missed, 0 if private else missed
+
+
+def _bounds(store: Store, rows: Rows, flagged: bool) -> tuple[float, float]:
     # Records without secrets change no bound (accounting): leaving them out saves time.
     telling = tuple(row for row in rows if isinstance(row, str) or row[0])
-    total, public = _bounds(telling, store.cap, store.confidence, by_construction and not contradicted)
-    return Bound(tuple(rows), total, public, contradicted)
+    return _review_bounds(telling, store.cap, store.confidence, store.begun, flagged)
 
 
 @functools.lru_cache(64)
-def _bounds(
-    records: tuple[tuple[int, int, int] | str, ...], cap: int, confidence: float, flagged: bool
-) -> tuple[float, float]:
-    return Review(records, cap, confidence).bounds(flagged)
+def _review_bounds(records: Rows, cap: int, confidence: float, begun: int, flagged: bool) -> tuple[float, float]:
+    return Review(records, cap, confidence, begun).bounds(flagged)
 
 
 @functools.lru_cache(1024)
@@ -149,7 +179,7 @@ def _review_bound(rows: tuple[tuple[tuple[int, int], int], ...], cap: int, beta:
 
 
 def all_flagged(store: Store) -> bool:
-    """Whether no missed secret can be public, by construction, as the certificate's setting says it."""
+    """Whether no missed secret that `records` counts can be public, by construction, as the certificate's setting says it."""
     setting = store.screened.manifest["certificate"]
     return bool(setting["conservative"] == "everything" or setting["recall_class"] is not None)
 
@@ -166,11 +196,19 @@ def result(store: Store, draws: Draws | None = None) -> dict[str, Any]:
         "confidence": store.confidence,
         "cap": store.cap,
         "draws": len(store.draws),
+        "begun": store.begun,
+        "nonce": store.nonce,
         "records": [one if isinstance(one, str) else list(one) for one in found.records],
+        "left_out": sum(_left_out(one) for one in draws if not isinstance(one, str)),
+        "class": store.policies.recall_class,
+        "outside_class": _outside_class(store, draws),
         "types": _by_type(store, draws),
         "bound": found.total,
         "bound_public": found.public,
+        "bound_all": found.total_all,
+        "bound_public_all": found.public_all,
         "contradicted": found.contradicted,
+        "unfit": store.policies.unfit,
         "reviewers": {
             who: dict(Counter(s for r in store.order if (s := store.state(r, who).status) != "open"))
             for who in store.reviewers()
@@ -179,8 +217,25 @@ def result(store: Store, draws: Draws | None = None) -> dict[str, Any]:
     }
 
 
+def _left_out(draw: Draw) -> int:
+    """Secrets that `records` would count if there were no cap."""
+    return sum(one.in_class for one in draw.secrets) - len(draw.of_class)
+
+
+def _outside_class(store: Store, draws: Draws) -> dict[str, int] | None:
+    """All secrets of the counted records that are not of the class; None if there is no class."""
+    if store.policies.recall_class is None:
+        return None
+    rows = [
+        _row(one.private, [secret for secret in one.secrets if not secret.in_class])
+        for one in draws
+        if not isinstance(one, str)
+    ]
+    return {name: sum(row[i] for row in rows) for i, name in enumerate(("secrets", "missed", "public"))}
+
+
 def _by_type(store: Store, draws: Draws) -> dict[str, Any]:
-    """Counts and a bound for each type; β is split evenly over the types, which were fixed before anyone looked."""
+    """Counts and a bound for each type, of any class; β is split evenly over the types, fixed before anyone looked."""
     kinds: dict[str, Counter[tuple[int, int]]] = {name: Counter() for name in store.types}
     for one in draws:
         if isinstance(one, str):
@@ -188,13 +243,13 @@ def _by_type(store: Store, draws: Draws) -> dict[str, Any]:
                 rows[SKIP] += 1
             continue
         mine: dict[str, list[int]] = {}
-        for secret in one[1]:
+        for secret in one.of_all:
             counts = mine.setdefault(secret.type if secret.type in kinds else OTHER, [0, 0])
             counts[0] += 1
             counts[1] += secret.missed
         for name, (secrets, missed) in mine.items():
             kinds[name][secrets, missed] += 1
-    beta = (1 - store.confidence) / len(kinds)
+    beta = store.beta / len(kinds)
     found = {}
     for name, rows in kinds.items():
         skips = rows.pop(SKIP, 0)
@@ -251,7 +306,7 @@ def forecast(store: Store, found: Bound) -> tuple[float, int | None] | None:
     per_record = sum(holding) / len(seen) / each  # records with so many secrets, among all
     known = Counter((store.cap, store.cap) if isinstance(one, str) else one[:2] for one in found.records if one[0])
     # The certificate splits the error between γ̄ and δ̄₂ unless the latter is 0 by construction.
-    beta = (1 - store.confidence) / (1 if all_flagged(store) and not found.contradicted else 2)
+    beta = store.beta / (1 if all_flagged(store) and not found.contradicted else 2)
     steps = [round(10 * 1.2**i) for i in range(42) if 10 * 1.2**i <= FARTHEST]
     low, high = 0, len(steps)
     while low < high:
@@ -286,12 +341,22 @@ def sentences(store: Store, found: Bound) -> list[str]:
     sure = f"With {100 * store.confidence:.10g} % confidence"
     if not found.records:
         return ["Nothing is answered yet, so nothing is known: the policy may miss everything."]
+    of_class, capped = store.policies.recall_class, f", counting at most {store.cap} a record."
+    whose = "secrets" if of_class is None else f"the class flagged by construction ({of_class})"
     if found.total >= 1:
-        said = ["Too few secrets were seen to say anything yet: the policy may still miss everything."]
+        seen = "secrets" if of_class is None else f"secrets of {whose}"
+        said = [f"Too few {seen} were seen to say anything yet: the policy may still miss everything."]
     else:
-        said = [f"{sure} the policy misses at most {share(found.total)} of secrets."]
-    if not all_flagged(store) or found.contradicted:
+        said = [f"{sure} the policy misses at most {share(found.total)} of {whose}{capped}"]
+    if of_class is not None:
+        said.append(
+            f"Of all secrets it misses at most {share(found.total_all)}, and at most {share(found.public_all)} are missed "
+            "and public (with the same confidence, taken by itself)."
+        )
+    elif not all_flagged(store):
         said.append(f"At most {share(found.public)} are missed and public.")
+    if store.begun > 1:
+        said.append(f"This is review number {store.begun:,} of this screening; the bound allows for starting over.")
     ahead = forecast(store, found)
     if ahead is None:
         said.append("No secret has been seen so far.")
@@ -299,15 +364,13 @@ def sentences(store: Store, found: Bound) -> list[str]:
         target, more = ahead
         about = f"more than {FARTHEST:,}" if more is None else f"about {_round(more):,}"
         said.append(f"{about[0].upper()}{about[1:]} more clean records bring the bound to {share(target)}.")
-    if dropped := store.screened.manifest["public_duplicates"]:
-        said.append(
-            f"{many(dropped, 'public duplicate')} left out by screening cannot be drawn and are not spoken of here."
-        )
     if found.contradicted:
         said.append(
             "A secret was missed in a public record although the conservative policy is said to flag all of its class: "
-            "a certificate with this review will be refused."
+            "a certificate of crt with this review will be refused."
         )
+    if store.policies.unfit:
+        said.append(f"This review cannot go into a certificate: {store.policies.unfit}.")
     return said
 
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from ..records import MARK
-from .counting import Bound, agreement, bound, many, result, sentences, share
+from .counting import Draws, bound, counted, many, result, sentences, share
 from .records import Secret, Shown
 from .store import OTHER, State, Store
 
@@ -41,6 +41,17 @@ def entrance() -> str:
     )
 
 
+def refused(why: str) -> str:
+    """A page for a person who may not see the review, or for whom something failed. It needs nothing else from here."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>confide review</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
+        f"</head><body><main><h1>confide review</h1><p>{escape(why[:1].upper() + why[1:].rstrip('.'))}.</p>"
+        "<p>All answers so far are kept. The link stands in the terminal where <code>confide review</code> "
+        "runs; a new start prints a new one.</p></main></body></html>"
+    )
+
+
 def page(store: Store, place: int, piece: int) -> str:
     """The page of the record at a place, or of the end of the sample."""
     noscript = "<noscript><p>This page needs JavaScript; it is all on your own machine.</p></noscript>"
@@ -49,35 +60,42 @@ def page(store: Store, place: int, piece: int) -> str:
         f'<header><h1>confide review</h1><p class="who">Reviewer: <bdi>{escape(store.reviewer)}</bdi></p>'
         '<button type="button" class="quiet" data-do="help" aria-haspopup="dialog">Help <kbd>?</kbd></button></header>'
         f'{noscript}<section id="bound" aria-live="polite" aria-label="What the review shows so far">{panel(store)}</section>'
-        f'<p id="said" role="status"></p><main id="main">{body(store, place, piece)}</main>{_help(store)}'
+        f'<p id="said" role="status"></p><p id="heard" class="heard" role="status"></p>'
+        f'<main id="main">{body(store, place, piece)}</main>{_help(store)}'
     )
 
 
-def panel(store: Store, found: Bound | None = None) -> str:
-    """Progress and the bound in words."""
-    found = found or bound(store)
+def panel(store: Store, draws: Draws | None = None, saved: dict[str, Any] | None = None) -> str:
+    """Progress and the bound in words. `draws` and `saved`: what `counted` and `result` say, if it is known already."""
+    draws = counted(store) if draws is None else draws
+    found, saved = bound(store, draws), saved or result(store, draws)
     first, *more = sentences(store, found)
     done, total = store.frontier(), len(store.order)
     missed = sum(row[1] for row in found.records if not isinstance(row, str))
     secrets = sum(row[0] for row in found.records if not isinstance(row, str))
     skipped = sum(isinstance(row, str) for row in found.records)
     counts = f"{done:,} of {many(total, 'record')} answered · {many(secrets, 'secret')} counted, {missed:,} missed"
+    outside = saved.get("outside_class")  # the sentences say which class
+    if outside and outside["secrets"]:
+        counts += f" · outside the class {many(outside['secrets'], 'secret')}, {outside['missed']:,} missed"
     counts += f" · {skipped:,} skipped" if skipped else ""
-    agreed = "".join(f"<p>{escape(_agreed(pair))}</p>" for pair in agreement(store))
     return (
         f'<p class="bound">{escape(first)}</p><p>{escape(" ".join(more))}</p>'
         f'<progress max="{total}" value="{done}" aria-label="records answered"></progress>'
-        f'<p class="small">{escape(counts)}</p>{agreed}'
+        f'<p class="small">{escape(counts)}</p>{_agreed(saved["agreement"])}'
     )
 
 
-def _agreed(pair: dict[str, Any]) -> str:
-    one, other = pair["reviewers"]
-    kappa = "" if pair["kappa"] is None else f", Cohen's kappa {pair['kappa']:.2f}"
-    return (
-        f"{one} and {other} agree in {100 * pair['same']:.0f} % of {pair['records']:,} records on whether "
-        f"something was missed{kappa}."
-    )
+def _agreed(pairs: Sequence[dict[str, Any]]) -> str:
+    rows = []
+    for pair in pairs:
+        (one, other), records = pair["reviewers"], pair["records"]
+        both = f"{one} and {other} both answered {many(records, 'record')}; whether something was missed, "
+        kappa = "" if pair["kappa"] is None else f" (Cohen's kappa {pair['kappa']:.2f})"
+        rows.append(f"{both}they say the same of {round(pair['same'] * records):,}{kappa}.")
+    if any(pair["kappa"] is not None for pair in pairs):
+        rows.append("Kappa is 1 where reviewers always agree and 0 where they agree no more than by chance.")
+    return "".join(f'<p class="small">{escape(row)}</p>' for row in rows)
 
 
 def body(store: Store, place: int, piece: int) -> str:
@@ -114,14 +132,13 @@ def body(store: Store, place: int, piece: int) -> str:
         f'<article {attributes}><h2>Record {place + 1:,} of {len(store.order):,}</h2><p class="small">{part}</p>'
         f"{''.join(f'<p class=note>{escape(note)}</p>' for note in notes)}"
         f'<div id="text" tabindex="0" role="group" dir="auto" aria-label="Text of the record">{text_html(shown, state, low, high)}</div>'
-        f"{_types(store)}{_lists(shown, state, low, high)}"
-        '<div class="bar">'
+        f'<div class="tools">{_types(store)}<div class="bar">'
         + _button("answer", "Next part" if more else "Nothing more was missed", "Enter", "strong")
         + _button("skip", skipped, "S")
         + _button("undo", "Undo", "U", off=last is None)
         + _button("back", "Back", "B", off=not place and not piece)
         + _button("forward", "Forward", "N", off=not forward)
-        + "</div></article>"
+        + f"</div></div>{_lists(shown, state, low, high)}</article>"
     )
 
 
@@ -257,7 +274,7 @@ def _end(store: Store) -> str:
     )
     return (
         f'<article data-place="{len(store.order)}" data-version="0" data-last="{last[0] if last else 0}" data-piece="0" '
-        f'data-pieces="1"><h2>All {len(store.order):,} records are answered</h2>'
+        f'data-pieces="1"><h2>All records of the sample are answered</h2>'
         "<p>The result is in <code>review.json</code>. Stop here, or draw more records: the bound stays valid either way.</p>"
         '<div class="bar">'
         + _button("more", "Draw 100 more records", "M", "strong")
@@ -274,6 +291,7 @@ def _help(store: Store) -> str:
     keys = (
         ("← →", "choose a word of the record; with Shift: more words"),
         ("< >", "one character less or more at the end of the selection"),
+        (", .", "one character more or less at its start"),
         ("↑ ↓", "go from one marked secret to the next"),
         ("1 … 9, 0", "the selection is a missed secret of that type"),
         ("F", "the chosen finding is a false alarm, or is one no longer"),
@@ -286,11 +304,14 @@ def _help(store: Store) -> str:
     )
     rows = "".join(f"<dt><kbd>{escape(key)}</kbd></dt><dd>{escape(what)}</dd>" for key, what in keys)
     return (
-        '<dialog id="help" aria-labelledby="help-title"><h2 id="help-title">Help</h2>'
+        '<dialog id="help" aria-labelledby="help-title"><h2 id="help-title" tabindex="-1" autofocus>Help</h2>'
         "<p>You see records drawn at random, as they were before redaction. What the policy found is marked. "
         "Mark every secret that it missed; flag findings that are no secrets. A secret found only in part was missed: "
         "select all of it.</p>"
         f"<p>At most {many(store.cap, 'secret')} of a record count, chosen at random if there are more. You may stop whenever you like: "
         "the bound holds at every moment. Do not answer with the bound in mind; a wrong answer is the one thing it cannot see.</p>"
-        f'<dl>{rows}</dl><form method="dialog"><button class="strong" autofocus>Close</button></form></dialog>'
+        f"<dl>{rows}</dl>"
+        '<p><label><input type="checkbox" id="keys" checked> Letters, digits and signs are shortcuts. Switched off, the buttons, '
+        "the arrow keys and Enter still work; this browser remembers it.</label></p>"
+        '<form method="dialog"><button class="strong">Close</button></form></dialog>'
     )

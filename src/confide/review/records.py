@@ -6,21 +6,24 @@ Records are numbered through both parts, the public one first, so that one unifo
 from __future__ import annotations
 
 import functools
+import math
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import BadInput
 from ..policies import Finding
+from ..records import MASK
 from ..screening.pipeline import Screened
 
 OPEN_FILES, KEPT = 32, 64  # Parquet files, and records, that are kept at hand
+MOST_BLOCKS, MOST_ROWS = 64, 500  # of the private part, from which the usual number of secrets is taken
 
 
 class Secret(NamedTuple):
@@ -38,6 +41,7 @@ class Shown(NamedTuple):
     private: bool
     found: tuple[Secret, ...]
     label: str | None
+    chat: bool = True  # its text may have turns, which redaction treats one by one
 
 
 class Block(NamedTuple):
@@ -87,11 +91,26 @@ class Records:
     def _read(self, index: int) -> Shown:
         block, row = self._place(index)
         label = ("label",) if self._labels else ()
-        table = self._column(block, ("raw", "spans", *label) if block.private else ("text", *label))
+        table = self._column(block, ("text", "turns", "raw", "spans", *label) if block.private else ("text", *label))
         values = table.slice(row, 1).to_pylist()[0]
         text = values["raw"] if block.private else values["text"]
-        findings = [Finding(**finding) for finding in values.get("spans") or ()]
-        return Shown(text, block.private, joined(findings), values.get("label"))
+        # A duplicate is written as a mask alone, without its turns.
+        chat = bool(values.get("turns")) or values["text"] == MASK
+        return Shown(text, block.private, _found(values.get("spans"), text), values.get("label"), chat)
+
+    def usual(self, share: float) -> int:
+        """A number of secrets that the policy does not exceed in such a share of the records in which it found any.
+
+        Of a large corpus rows at even distances are read.
+        """
+        blocks = [block for block in self._blocks if block.private]
+        counts: list[int] = []
+        for block in blocks[:: math.ceil(len(blocks) / MOST_BLOCKS) or 1]:
+            table = self._column(block, ("raw", "spans"))
+            some = table.take(pa.array(range(0, len(table), math.ceil(len(table) / MOST_ROWS) or 1), pa.int64()))
+            counts += [len(_found(row["spans"], row["raw"])) for row in some.to_pylist()]
+        counts = sorted(count for count in counts if count)
+        return counts[min(len(counts) - 1, math.floor(share * len(counts)))] if counts else 0
 
     def planted(self, indices: Sequence[int], canaries: int, copies: int) -> set[int]:
         """Which of these records are canaries that screening has planted: invented secrets, no part of the corpus."""
@@ -109,16 +128,24 @@ class Records:
         return found
 
 
-def joined(findings: Sequence[Finding]) -> tuple[Secret, ...]:
-    """Findings as secrets: overlapping and touching ones are one secret, with the type of the longest.
+def _found(spans: Sequence[dict[str, Any]] | None, text: str) -> tuple[Secret, ...]:
+    return joined([Finding(**finding) for finding in spans or ()], text)
 
-    Joining lowers the count of secrets that were found, never of those that were missed: it is on the safe side.
+
+def joined(findings: Sequence[Finding], text: str) -> tuple[Secret, ...]:
+    """Findings as secrets: those that redaction gives one mask are one secret, with the type of the longest.
+
+    These overlap, touch, or have nothing but blanks between them. Joining lowers the count of secrets that were found, never
+    of those that were missed: it is on the safe side.
+
+    >>> joined([Finding(5, 9, "DIGITS", "digits"), Finding(10, 14, "DIGITS", "digits")], "card 4111 1111")
+    (Secret(start=5, end=14, type='DIGITS'),)
     """
     spans: list[tuple[int, int, Finding]] = []
     for finding in sorted(findings):
         if finding.end <= finding.start:
             continue
-        if spans and finding.start <= spans[-1][1]:
+        if spans and not text[spans[-1][1] : finding.start].strip(" \t"):
             start, end, longest = spans[-1]
             if finding.end - finding.start > longest.end - longest.start:
                 longest = finding

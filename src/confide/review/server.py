@@ -1,22 +1,26 @@
-"""A screened folder comes in; its review is served to a browser on this machine until Ctrl-C."""
+"""A screened folder comes in; its review is served to a browser on this machine until Ctrl-C, SIGTERM or SIGHUP."""
 
 from __future__ import annotations
 
 import secrets as entropy
+import signal
 import socket
+import threading
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput, ConfideError
 from ..screening.output import write_private
-from .counting import save
+from .counting import counted
 from .store import Store, open_store
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
+    from uvicorn import Server
 
 HOST, PORT = "127.0.0.1", 8765
 
@@ -47,34 +51,54 @@ def serve(
     """
     try:
         import uvicorn
+
+        from .app import keep
     except ModuleNotFoundError as error:
         raise _missing(error) from None
     store = open_store(folder, sample=sample, reviewer=reviewer, cap=cap, confidence=confidence)
-    token = entropy.token_urlsafe(32)
-    app = create_app(store, token)
-    listener = _listen(port)
-    link = f"http://{HOST}:{listener.getsockname()[1]}/?token={token}"
-    save(store)
-    # A browser's command line is open to every user of the machine; a file of ours is not.
-    doorway = store.screened.folder / "review.html"
-    try:
-        say(f"Review {len(store.order):,} records at {link}")
-        say("Every answer is saved at once; stop with Ctrl-C and go on later with the same command.")
-        if open_browser:
-            write_private(doorway, f'<!doctype html><meta http-equiv="refresh" content="0;url={escape(link)}">\n')
-            webbrowser.open(doorway.resolve().as_uri())
+    with closing(store), closing(_listen(port)) as listener:
+        token = entropy.token_urlsafe(32)
+        link = f"http://{HOST}:{listener.getsockname()[1]}/?token={token}"
         config = uvicorn.Config(
-            app, log_level="critical", access_log=False, server_header=False, lifespan="off", ws="none"
-        )
-        uvicorn.Server(config).run(sockets=[listener])
-    except KeyboardInterrupt:
-        pass
-    finally:
-        doorway.unlink(missing_ok=True)
-        listener.close()
-        found = save(store)
-        store.close()
+            create_app(store, token), log_level="critical", access_log=False, server_header=False, lifespan="off",
+            ws="none", timeout_graceful_shutdown=5,
+        )  # fmt: skip
+        server = uvicorn.Server(config)
+        # A browser's command line is open to every user of the machine; a file of ours is not.
+        doorway = store.screened.folder / "review.html"
+        with _orderly(server):
+            try:
+                keep(store, counted(store))
+                say(f"Review {len(store.order):,} records at {link}")
+                say("Every answer is saved at once; stop with Ctrl-C and go on later with the same command.")
+                if open_browser:
+                    write_private(
+                        doorway, f'<!doctype html><meta http-equiv="refresh" content="0;url={escape(link)}">\n'
+                    )
+                    webbrowser.open(doorway.resolve().as_uri())
+                server.run(sockets=[listener])
+            except KeyboardInterrupt:
+                pass
+            finally:
+                doorway.unlink(missing_ok=True)
+                store.refresh()
+                found = keep(store, counted(store))
     return found
+
+
+@contextmanager
+def _orderly(server: Server) -> Iterator[None]:
+    """SIGTERM and SIGHUP (a terminal that is closed) end the server as Ctrl-C does, and cut nothing short that follows."""
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # no other may set handlers
+        for number in signal.valid_signals() & {signal.SIGTERM, getattr(signal, "SIGHUP", None)}:
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup's wish stays
+                before[number] = signal.signal(number, lambda *_: setattr(server, "should_exit", True))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _listen(port: int | None) -> socket.socket:

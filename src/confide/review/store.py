@@ -7,7 +7,6 @@ an action too. What a record holds is never stored: spans are places and types, 
 from __future__ import annotations
 
 import json
-import math
 import os
 import secrets as entropy
 import sqlite3
@@ -20,12 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..accounting.missrate import share_of_error
 from ..errors import BadInput, ConfideError
+from ..screening.output import write_private
 from ..screening.pipeline import Screened
+from .policies import Policies
 from .records import Records, Secret, Shown
 
+FILE, COUNTER, MOST_BEGUN = "review.sqlite", "review.begun", 10**6
 SAMPLE, CONFIDENCE, OTHER = 200, 0.95, "OTHER"
 LARGEST_SAMPLE, LARGEST_CAP = 1_000_000, 1000
+USUAL = 0.95  # the share of records with findings that the default cap leaves whole
 KINDS = ("mark", "unmark", "flag", "unflag", "answer", "skip", "undo")
 _TABLES = f"""
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -73,9 +77,12 @@ class Store:
     def __init__(self, screened: Screened, reviewer: str, connection: sqlite3.Connection) -> None:
         self.screened, self.reviewer, self._connection = screened, reviewer, connection
         self.records = Records(screened)
+        self.policies = Policies(screened.manifest)
         self._lock = threading.RLock()
         facts = {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM facts")}
         self.cap, self.confidence = int(facts["cap"]), float(facts["confidence"])
+        self.begun, self.nonce = int(facts.get("begun", 1)), str(facts.get("nonce", ""))
+        self.beta = (1 - self.confidence) * share_of_error(self.begun)  # what this review's bounds may spend in all
         self.types: tuple[str, ...] = tuple(facts["types"])
         self.draws: list[tuple[int, bytes]] = []  # record and coin, in the order of the draw
         self.order: list[int] = []  # records by their first draw: what a reviewer goes through
@@ -166,7 +173,7 @@ class Store:
                     raise
             except sqlite3.Error as error:
                 raise ConfideError(
-                    f"the answer was not saved: {self.screened.folder / 'review.sqlite'} cannot be written "
+                    f"the answer was not saved: {self.screened.folder / FILE} cannot be written "
                     f"({error.sqlite_errorname}); make room or end the other process, and do it again"
                 ) from None
             self.refresh()
@@ -241,8 +248,8 @@ def open_store(
 ) -> Store:
     """Open the review of a screened folder, or begin one.
 
-    `cap`: the largest number of secrets that count in a record, fixed for the review before anyone looks; by default the
-    mean number of findings in a private record, rounded up. `sample`: draws in all; a larger number adds to them.
+    `cap`: the largest number of secrets that count in a record, fixed for the review before anyone looks; by default one
+    that leaves 95 % of the records in which the policy found something whole. `sample`: draws in all; a larger number adds to them.
     """
     screened = Screened.open(folder)
     if not reviewer.strip() or len(reviewer) > 40 or not reviewer.isprintable():
@@ -252,7 +259,7 @@ def open_store(
             _check(name, number, most)
     if confidence is not None and not 0.5 <= confidence <= 0.9999:
         raise BadInput("--confidence must be from 0.5 to 0.9999")
-    path = screened.folder / "review.sqlite"
+    path = screened.folder / FILE
     try:
         connection = _connect(path)
         _begin(connection, screened, sample, cap, confidence)
@@ -265,6 +272,19 @@ def open_store(
     if sample is not None and sample > len(store.draws):
         store.extend(sample)
     return store
+
+
+def read_store(screened: Screened, path: Path) -> Store:
+    """The review in a file as it stands, to be counted again; nothing is written."""
+    try:
+        connection = sqlite3.connect(
+            f"{path.resolve().as_uri()}?mode=ro", timeout=10, uri=True, check_same_thread=False
+        )
+        facts = {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM facts")}
+        _same(screened, facts, None, None)
+        return Store(screened, "reviewer", connection)
+    except sqlite3.Error as error:
+        raise BadInput(f"cannot read the review {path} ({error.sqlite_errorname}); put it back from a copy") from None
 
 
 def _check(name: str, number: int, most: int) -> None:
@@ -292,32 +312,52 @@ def _begin(
             for statement in (_TABLES + _FIXED).split(";\n"):
                 # A trigger holds a semicolon of its own, but none at the end of a line.
                 connection.execute(statement)
-            found = manifest["findings"]
-            mean = sum(found.values()) / max(1, manifest["private"])
+            found, records = manifest["findings"], Records(screened)
             facts = {
                 "confide_review": 1,
                 "digest": manifest["digest"],
-                "cap": cap or min(LARGEST_CAP, max(1, math.ceil(mean))),
+                "cap": cap or min(LARGEST_CAP, max(1, records.usual(USUAL))),
                 "confidence": CONFIDENCE if confidence is None else confidence,
                 "types": [
                     *(name for name in sorted(found, key=lambda name: (-found[name], name)) if name != OTHER),
                     OTHER,
                 ],
+                "nonce": entropy.token_hex(16),
+                "begun": _begun(screened) + 1,
             }
             rows = [(name, json.dumps(value)) for name, value in facts.items()]
             connection.executemany("INSERT INTO facts VALUES (?, ?)", rows)
-            _draw(connection, screened, Records(screened), 0, sample or SAMPLE)
+            _draw(connection, screened, records, 0, sample or SAMPLE)
         facts = {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM facts")}
         _same(screened, facts, cap, confidence)
+        if "nonce" not in facts:  # of a review that an older confide began
+            connection.execute("INSERT INTO facts VALUES ('nonce', ?)", (json.dumps(entropy.token_hex(16)),))
+        if _begun(screened) < facts.get("begun", 1):
+            # Counted before the review is there: one that is lost in between counts too.
+            write_private(screened.folder / COUNTER, f"{facts.get('begun', 1)}\n")
         connection.execute("COMMIT")
     except BaseException:
         connection.execute("ROLLBACK")
         raise
 
 
+def _begun(screened: Screened) -> int:
+    """How many reviews of this screening were begun, as a file says that outlives them."""
+    path = screened.folder / COUNTER
+    try:
+        number = int(path.read_text("ascii"))
+    except FileNotFoundError:
+        return 0
+    except ValueError:
+        number = 0
+    if not 1 <= number <= MOST_BEGUN:
+        raise BadInput(f"{path} is damaged; write the number of reviews into it that were begun of this screening")
+    return number
+
+
 def _same(screened: Screened, facts: dict[str, Any], cap: int | None, confidence: float | None) -> None:
     if facts.get("confide_review") != 1 or facts["digest"] != screened.manifest["digest"]:
-        raise BadInput(f"{screened.folder / 'review.sqlite'} is a review of another screening; move it away")
+        raise BadInput(f"{screened.folder / FILE} is a review of another screening; move it away")
     for name, given in (("cap", cap), ("confidence", confidence)):
         if given is not None and given != facts[name]:
             raise BadInput(

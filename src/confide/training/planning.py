@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from ..accounting import (
     smallest_noise_of,
 )
 from ..accounting.calibration import MAX_NOISE
+from ..accounting.certificate import evidence_hash, refuse_evidence
 from ..accounting.events import Event, with_count
 from ..accounting.guarantees import up
 from ..accounting.ledger import GENESIS, Entry
@@ -38,6 +38,7 @@ from ..models.tokens import BUILT_IN
 from ..screening import Screened
 from . import byhand
 from .corpus import Source
+from .evidence import read_review
 from .holdout import split_rows
 from .methods import METHODS
 from .options import Options
@@ -88,9 +89,14 @@ class TrainingPlan:
     def private_steps(self, phase: Phase) -> int:
         return self.private[phase.name].steps if phase.name in self.private else 0
 
+    @property
+    def certifiable(self) -> bool:
+        """Whether something is trained with noise."""
+        return any(isinstance(event, PoissonGaussian | SelectiveGaussian) for _, event in self.planned)
+
     def certificate(self) -> dict[str, Any] | None:
         """The certificate that the finished run will have; None for methods that cannot have one."""
-        if not any(isinstance(event, PoissonGaussian | SelectiveGaussian) for _, event in self.planned):
+        if not self.certifiable:
             return None
         assert self.options.delta is not None
         return issue(
@@ -188,33 +194,15 @@ def plan(
     sizes, notes = _sizes(screened, options)
     _check_parts(screened, options, sizes)
     setting = _setting(screened, options, sizes, phases)
-    evidence = None if options.review is None else read_review(options.review, screened.manifest["digest"])
+    evidence = None if options.review is None else read_review(options.review, screened)
+    if evidence is not None:
+        setting = replace(setting, evidence=evidence_hash(evidence))  # in the ledger before the first step
     made = TrainingPlan(screened, options, phases, {}, setting, (), sizes, tuple(notes), evidence)
     private = _private_plans(made, noises or {})
-    return replace(made, private=private, planned=_planned(made, private))
-
-
-def read_review(path: str | Path, digest: str) -> Review:
-    """The evidence of a review of the corpus with this digest, from the review.json that `confide review` keeps."""
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-        if found["confide_review"] != 1:
-            raise KeyError
-        about = found["digest"]
-        records = tuple(one if isinstance(one, str) else tuple(one) for one in found["records"])
-        evidence = Review(records, found["cap"], found["confidence"])
-    except OSError as error:
-        raise BadInput(f"cannot read the review {path}: {error.strerror}; `confide review DIR` makes one") from None
-    except (ValueError, KeyError, TypeError) as error:
-        known = f" ({error})" if isinstance(error, BadInput) else ""
-        raise BadInput(f"{path} is no review{known}; `confide review DIR` makes one") from None
-    if about != digest:
-        raise BadInput(
-            f"{path} is a review of another screening: its misses say nothing about this one; review this one"
-        )
-    if not records:
-        raise BadInput(f"{path}: nothing was reviewed yet; go on with `confide review DIR`")
-    return evidence
+    made = replace(made, private=private, planned=_planned(made, private))
+    if made.certifiable:
+        refuse_evidence(setting, evidence)  # now, not when the ledger is spent
+    return made
 
 
 def _sizes(screened: Screened, options: Options) -> tuple[dict[str, int], list[str]]:

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,10 @@ from ..errors import BadInput, ConfideError, Refused
 from ..models import Lora, add_placeholders, build, load_tokenizer, load_trained, longest, prepare, save
 from ..models.tokens import BUILT_IN, pretrained
 from ..rundir import new_folder
+from ..screening.output import write_private
 from . import byhand, processes, sdp, selective
 from .corpus import Encoder, Example, Source, TokenFile, fingerprint, tokenise
+from .evidence import read_review
 from .holdout import split_rows
 from .options import Options, listed, option
 from .phases import Phase
@@ -359,6 +361,10 @@ def _begin(prepared: Prepared, folder: Path, kind: str) -> None:
         "options": plan.options.to_plain(),
     }
     (folder / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    if plan.options.review is not None:  # as it is now: the review may go on, and the ledger names this one
+        write_private(folder / "review.json", Path(plan.options.review).read_text(encoding="utf-8"))
+        if read_review(folder / "review.json", plan.screened) != plan.evidence:
+            raise BadInput(f"{plan.options.review} was changed while the run began; start it again")
     if plan.planned:
         assert kind == plan.setting.vocabulary
         with LedgerWriter.create(folder / LEDGER, plan.setting.to_plain(), plan.planned) as ledger:
@@ -380,6 +386,8 @@ def plan_of(
                 raise BadInput(
                     f"{folder} was started with another {option(name)}; go on with that one, or start a new run elsewhere"
                 )
+        if (folder / "review.json").exists():
+            options = replace(options, review=str(folder / "review.json"))
         made = plan(screened or config["screened"], options, noises=config["noise"])
     except OSError:
         raise BadInput(f"there is nothing to resume: {folder} holds no {CONFIG}") from None

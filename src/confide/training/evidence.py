@@ -1,0 +1,90 @@
+"""A review.json and the screened corpus that it is about come in; evidence for the certificate goes out, or a refusal."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from ..accounting import Review
+from ..accounting.guarantees import public_misses
+from ..errors import BadInput, Refused
+from ..screening import Screened
+
+AGAIN = "`confide review DIR` counts it again from the answers"
+
+
+def read_review(path: str | Path, screened: Screened) -> Review:
+    """The evidence of a review of this corpus, from the review.json that `confide review` keeps.
+
+    *Formal guarantees.* Its bounds are those of the records stated, of which there are no more than were drawn. Where the
+    answers lie beside the file, the evidence is what they give when they are counted again. That people answered rightly,
+    and that the files were not made up, is taken on trust, and the certificate says so.
+    """
+    from ..review.policies import unfit_screening  # here: most plans have no review
+
+    path = Path(path)
+    evidence, found = _read(path)
+    if found["digest"] != screened.manifest["digest"]:
+        raise BadInput(
+            f"{path} is a review of another screening: its misses say nothing about this one; review this one"
+        )
+    if not evidence.records:
+        raise BadInput(f"{path}: nothing was reviewed yet; go on with `confide review DIR`")
+    if unfit := unfit_screening(screened.manifest) or found["unfit"]:
+        raise Refused(f"{path} cannot go into a certificate: {unfit}")
+    if not isinstance(found["draws"], int) or len(evidence.records) > found["draws"]:
+        raise BadInput(f"{path} counts more records than were drawn: it was changed; {AGAIN}")
+    if not _agree(found, evidence, screened):
+        raise BadInput(f"{path} states other bounds than its records give: it was changed; {AGAIN}")
+    _refuse_other_answers(path, evidence, screened)
+    return evidence
+
+
+def _read(path: Path) -> tuple[Review, dict[str, Any]]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["confide_review"] == 1 and "begun" not in found:
+            raise BadInput(f"an older confide wrote it, which counted otherwise; {AGAIN}")
+        plain = {name: found[name] for name in ("cap", "confidence", "begun", "nonce")}
+        missing = {"digest", "draws", "unfit", "bound", "bound_public", "contradicted"} - found.keys()
+        if found["confide_review"] != 1 or missing:
+            raise KeyError
+        records = tuple(one if isinstance(one, str) else tuple(one) for one in found["records"])
+        return Review(records, **plain), found
+    except OSError as error:
+        raise BadInput(f"cannot read the review {path}: {error.strerror}; `confide review DIR` makes one") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        known = f" ({error})" if isinstance(error, BadInput) else ""
+        raise BadInput(f"{path} is no review{known}; `confide review DIR` makes one") from None
+
+
+def _agree(found: dict[str, Any], evidence: Review, screened: Screened) -> bool:
+    """Whether the file's bounds are those of its records."""
+    facts = screened.manifest["certificate"]
+    flagged = facts["conservative"] == "everything" or facts["recall_class"] is not None
+    contradicted = flagged and public_misses(evidence) > 0
+    stated = found["bound"], found["bound_public"]
+    bounds = zip(stated, evidence.bounds(flagged and not contradicted), strict=True)
+    numbers = all(isinstance(one, int | float) and math.isclose(one, two, rel_tol=1e-6) for one, two in bounds)
+    return numbers and found["contradicted"] is contradicted
+
+
+def _refuse_other_answers(path: Path, evidence: Review, screened: Screened) -> None:
+    from ..review.counting import result
+    from ..review.store import FILE, read_store
+
+    answers = path.with_name(FILE)
+    if not answers.exists():
+        return
+    store = read_store(screened, answers)
+    try:
+        found = result(store)
+    finally:
+        store.close()
+    if found["unfit"]:
+        raise Refused(f"{path} cannot go into a certificate: {found['unfit']}")
+    records = tuple(one if isinstance(one, str) else tuple(one) for one in found["records"])
+    if evidence != Review(records, found["cap"], found["confidence"], found["begun"], found["nonce"]):
+        raise BadInput(f"{path} is not what the answers in {answers} give; {AGAIN}")
