@@ -1,13 +1,15 @@
 """A small run folder with every part, made by hand: nothing is trained, the certificate is a real one."""
 
 import json
+import re
+from html import unescape
 
 import pytest
 import yaml
 
 from confide.accounting import LedgerWriter, PoissonGaussian, Review, Setting, issue, read_ledger, write
 
-NASTY = "<script>alert(1)</script>]]>"
+NASTY = "<script>alert(1)]]><b>"  # without a slash: what may be shared keeps the last component of a name only
 DIGEST = "d" * 64
 
 
@@ -41,10 +43,17 @@ def exposures(values):
     }
 
 
-def attacks(contradictions=()):
+def attacks(certificate=None, contradictions=()):
+    """What `confide attack` writes of a run with this certificate."""
+    stated, certified = None, None
+    if certificate is not None:
+        main = certificate["guarantees"][0]
+        stated = {name: main[name] for name in ("name", "epsilon", "delta", "k")}
+        stated |= {"adjacency": certificate["adjacency"]["name"], "unit": "turn", "sampler": "poisson"}
+        certified = main["epsilon"]
     audit = {
         "runs": 1, "canaries": 1000, "present": 500, "guesses": 100, "right": 62, "confidence": 0.95, "lower_bound": 0.237,
-        "reach": 3.26, "certified": 2.0, "records": 1, "contradicts": False, "says": "It agrees with it.",
+        "reach": 3.26, "certified": certified, "records": 1, "contradicts": False, "says": "It agrees with it.",
         "coins": {
             **measured(0.553),
             "ceiling": {"accuracy": 0.61, "about": "1 changed record",
@@ -58,7 +67,7 @@ def attacks(contradictions=()):
     }
     return {
         "confide_attacks": 1, "confide": "0.1.0", "run": "r", "method": "crt",
-        "certificate": {"name": "per-secret", "epsilon": 2.0, "delta": 1e-5, "k": 1, "adjacency": "substitution", "unit": "turn", "sampler": "poisson"},
+        "certificate": stated,
         "shareable": ["exposure", "audit", "membership"],
         "exposure": {"space": 10**6, "bits": 19.93, **exposures([0.5, 1.2, 3.1]), "control": exposures([0.7, 2.0]), "copies": 1,
                      "ceiling": {"mean": 2.36, "max": 6.0, "about": "1 changed record"}},
@@ -74,10 +83,16 @@ def attacks(contradictions=()):
     }  # fmt: skip
 
 
-REVIEW = {
-    "confide_review": 1, "digest": DIGEST, "confidence": 0.95, "cap": 10, "bound": 0.0414141, "bound_public": 0.0212121, "reviewers": 2,
-    "agreement": 0.9757, "records": [[2, 0, 0], [1, 1, 0], "skipped"],
-    "types": {NASTY: {"secrets": 515151, "missed": 1, "bound": 0.0434343}, "NAME": {"secrets": 40, "missed": 0, "bound": 0.08}},
+ROWS = ((2, 0, 0),) * 177 + ((1, 1, 0),)
+EVIDENCE = Review(records=ROWS, cap=10, confidence=0.95, begun=1, nonce="n0nce")
+REVIEW = {  # as confide.review writes it
+    "confide_review": 1, "digest": DIGEST, "confidence": 0.95, "cap": 10, "draws": 200, "records": [list(row) for row in ROWS],
+    "types": {NASTY: {"secrets": 515151, "missed": 1, "bound": 0.0434343}, "NAME": {"secrets": 40, "missed": 0, "bound": 0.08},
+              "SHY": {"secrets": 0, "missed": 0, "bound": 1.0}},
+    "bound": EVIDENCE.bounds(True)[0], "bound_public": 0.0, "contradicted": False, "begun": 1, "nonce": "n0nce", "left_out": 2, "class": None,
+    "outside_class": None, "bound_all": EVIDENCE.bounds(True)[0], "bound_public_all": 0.0, "unfit": "",
+    "reviewers": {"alice": {"answered": 161718, "skipped": 3}, NASTY: {"answered": 41}},
+    "agreement": [{"reviewers": ["alice", NASTY], "records": 41, "same": 0.9757, "kappa": 0.8181}],
 }  # fmt: skip
 
 
@@ -94,6 +109,8 @@ def make_run(
     method="crt",
     *,
     policy="patterns",
+    conservative="everything",
+    recall_class=None,
     parts=("certificate", "model", "attacks", "manifest", "review"),
     **choices,
 ):
@@ -119,12 +136,16 @@ def make_run(
     ]  # fmt: skip
     (folder / "telemetry.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines) + '{"torn')
     if private:
-        _certify(folder, method, policy, "review" in parts, "certificate" in parts)
+        setting = Setting(method, "turn", policy, conservative, 1000, 1.0, mask_consistent=True, recall_class=recall_class,
+                          subject=f"{policy} of /home/alice/models/m on screened")  # fmt: skip
+        _certify(folder, setting, "review" in parts, "certificate" in parts)
     if "model" in parts:
         (folder / "model").mkdir()
         (folder / "model" / "config.json").write_text("{}")
     if "attacks" in parts:
-        (folder / "attacks.json").write_text(json.dumps(attacks()))
+        path = folder / "certificate.json"
+        stated = json.loads(path.read_text()) if path.exists() else None
+        (folder / "attacks.json").write_text(json.dumps(attacks(stated)))
     screened.mkdir(exist_ok=True)
     for name, content in (("manifest", manifest()), ("review", REVIEW)):
         if name in parts:
@@ -132,29 +153,15 @@ def make_run(
     return folder
 
 
-def _certify(folder, method, policy, reviewed, certificate):
-    setting = Setting(
-        method,
-        "turn",
-        policy,
-        "everything",
-        1000,
-        1.0,
-        mask_consistent=True,
-        subject=f"{policy} of /home/alice/models/m on screened",
-    )
-    phase = "phase2" if method == "jft" else "train"
+def _certify(folder, setting, reviewed, certificate):
+    phase = "phase2" if setting.method == "jft" else "train"
     with LedgerWriter.create(
         folder / "ledger.jsonl", setting.to_plain(), [(phase, PoissonGaussian(0.05, 2.0, 40))]
     ) as writer:
         for _ in range(4):
             writer.append(PoissonGaussian(0.05, 2.0, 10), phase)
     if certificate:
-        evidence = (
-            Review(records=((2, 0, 0),) * 177 + ((1, 1, 0),), cap=10, confidence=0.95)
-            if reviewed and method == "crt"
-            else None
-        )
+        evidence = EVIDENCE if reviewed and setting.method == "crt" else None
         write(issue(read_ledger(folder / "ledger.jsonl"), 1e-5, evidence), folder / "certificate.json")
 
 
@@ -162,13 +169,43 @@ def _certify(folder, method, policy, reviewed, certificate):
 def whole(tmp_path_factory):
     """A run with every part, in which whatever a user may name is hostile."""
     home = tmp_path_factory.mktemp("whole")
-    make_run(home / "plain", "plain", parts=("model",))
+    make_run(home / "plain", "plain", parts=("model",), model=NASTY, special_tokens=[NASTY])
     return make_run(home / "a<b>'&run", policy=NASTY, model=NASTY, special_tokens=[NASTY])
 
 
 @pytest.fixture(scope="session")
 def make():
     return make_run
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pages without charts, for tests that look at words alone."""
+    monkeypatch.setattr("confide.reporting.page.charts", lambda run, beside: {})
+
+
+@pytest.fixture(scope="session")
+def words():
+    """A function from a page to what a reader sees of it."""
+
+    def read(path):
+        page = re.sub(r"<style>.*?</style>", "", path.read_text(encoding="utf-8"), flags=re.S)
+        return " ".join(unescape(re.sub(r"<[^>]+>", " ", page)).split())
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def change():
+    """A function that changes a JSON file: each name's new value, or a function of the old one."""
+
+    def edit(path, **values):
+        found = json.loads(path.read_text())
+        for name, value in values.items():
+            found[name] = value(found[name]) if callable(value) else value
+        path.write_text(json.dumps(found))
+
+    return edit
 
 
 @pytest.fixture(scope="session")

@@ -70,6 +70,35 @@ def test_a_phone_shows_everything_without_scrolling_sideways(opened, name):
 
 def test_the_verdict_stands_on_the_first_screen(opened):
     page = opened("report")
-    for part in ("h1", ".verdict", ".tiles"):
+    for part in ("h1", ".verdict", ".tiles", ".basis"):
         box = page.locator(part).first.bounding_box()
         assert box["y"] + box["height"] <= SIZES["desktop"]["height"]
+
+
+def test_a_certificate_with_a_class_and_its_assumptions_fits_on_the_first_screen(browser, make, tmp_path, undrawn):
+    which = (
+        "secrets that hold a word outside the built-in English word list (in any case), a digit, or a sign other than "
+        * 2
+    )
+    run = make(tmp_path / "run", conservative="allowlist", recall_class=which)
+    page = browser.new_page(viewport=SIZES["desktop"])
+    page.goto(report(run).as_uri())
+    box = page.locator(".basis a[href='#sure']").bounding_box()
+    page.close()
+    assert box["y"] + box["height"] <= SIZES["desktop"]["height"]
+
+
+def test_what_is_folded_up_is_printed(opened):
+    page = opened("report")
+    heights = "() => [...document.querySelectorAll('details')].map((one) => one.getBoundingClientRect().height)"
+    closed = page.evaluate(heights)
+    page.emulate_media(media="print")
+    assert all(paper > screen + 20 for screen, paper in zip(closed, page.evaluate(heights), strict=True))
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= SIZES["desktop"]["width"]
+
+
+@pytest.mark.parametrize("name", ["report", "comparison"])
+def test_charts_keep_their_size_on_a_phone_and_scroll_by_themselves(opened, name):
+    page = opened(name, "phone")
+    for chart in page.locator("figure svg").all():
+        assert chart.bounding_box()["width"] >= 30 * 16

@@ -49,7 +49,7 @@ def test_the_card_states_the_guarantees_with_assumptions_and_gaps(text, whole):
         assert (one["text"] in plain) == (one["id"] != "evidence")
     for gap in certificate["not_promised"]:
         assert gap in plain
-    assert "confide verify certificate.json" in plain
+    assert "confide verify certificate-shareable.json" in plain
     assert certificate["ledger"]["head"] in plain
 
 

@@ -281,3 +281,10 @@ def test_a_step_of_sdp_as_in_the_paper_is_measured_with_all_its_updates(screened
     found = probe_plan(made)
     assert found["seconds"] == pytest.approx(found["steps"][0]["private_step"] * made.private_steps(made.phases[0]))
     assert 3 * 3 <= len(updates) <= 3 * 7  # three steps of up to 2 · 3 + 1 updates
+
+
+def test_a_certificate_names_no_folder_of_the_machine(tmp_path):
+    model = tmp_path / "clinic" / "small"
+    model.mkdir(parents=True)
+    assert planning._name(str(model)) == "small"
+    assert planning._name("org/distilgpt2") == "org/distilgpt2"

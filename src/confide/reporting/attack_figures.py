@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .attack_lines import UNREADABLE
 from .drawing import BLUE, GREEN, INK, MUTED, ORANGE, RED, SERIES, Chart, draw
+from .reading import UNREADABLE
 from .wording import number, share, share_up
 
 ROC_ROWS = 12
@@ -19,14 +19,13 @@ LEAST_RATE = 1e-3
 
 def attack_charts(attacks: dict[str, Any]) -> Iterator[Chart]:
     """The charts that the attacks have data for; a part that another confide wrote differently has none."""
-    exposure, membership = attacks.get("exposure", {}), attacks.get("membership", {})
-    coins = attacks.get("audit", {}).get("black_box", {}).get("coins") or {}
-    for made, chart, part in (
-        (exposure.get("canaries"), _exposure, exposure),
-        (coins.get("roc"), _coins, coins),
-        (membership.get("attacks"), _membership, membership),
+    audit = attacks.get("audit", {}).get("black_box") or {}
+    for chart, part, key in (
+        (_exposure, attacks.get("exposure"), "canaries"),
+        (_coins, audit.get("coins"), "roc"),
+        (_membership, attacks.get("membership"), "attacks"),
     ):
-        if made:
+        if isinstance(part, dict) and part.get(key):
             with suppress(*UNREADABLE):
                 yield chart(part)
 
@@ -73,10 +72,7 @@ def _coins(coins: dict[str, Any]) -> Chart:
     def paint(axes: Any) -> None:
         if curve:
             xs, ys = [one["fpr"] for one in curve], [one["tpr_at_most"] for one in curve]
-            axes.fill_between(
-                xs, ys, 1, color=ORANGE, alpha=0.25, linewidth=0, label="impossible, if the certificate holds"
-            )
-            axes.plot(xs, ys, color=RED, linestyle="-.", linewidth=1.5)
+            forbidden(axes, xs, ys, "impossible, if the certificate holds")
         _roc(axes, [("secret or mask", coins["roc"])])
 
     rows = _roc_rows({"secret or mask": coins["roc"]})
@@ -117,6 +113,12 @@ def _roc(axes: Any, named: Sequence[tuple[str, Sequence[Sequence[float]]]]) -> N
     axes.set_xscale("log")
     axes.set_yscale("log")
     rates(axes, LEAST_RATE, "found")
+
+
+def forbidden(axes: Any, xs: Sequence[float], ys: Sequence[float], label: str) -> None:
+    """Shade what lies above a rising ceiling that is known at some points. Steps to the next point: nothing allowed is shaded."""
+    axes.fill_between(xs, ys, 1, step="pre", color=ORANGE, alpha=0.25, linewidth=0, label=label)
+    axes.plot(xs, ys, drawstyle="steps-pre", color=RED, linewidth=1.5)
 
 
 def rates(axes: Any, least: float, found: str) -> None:

@@ -1,6 +1,7 @@
 """Attacks in lines: what attacks.json holds in; a line for each attack beside chance and ceiling, and the strongest of them, out.
 
-A part whose shape is not the expected one (another confide wrote it) becomes a remark, never an error.
+A part whose shape is not the expected one (another confide wrote it) becomes a remark, never an error. `certified` is
+that of the verified certificate (`verdict.held_against`).
 """
 
 from __future__ import annotations
@@ -9,21 +10,33 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from .reading import UNREADABLE
 from .wording import between, epsilon, number, rounded_down, rounded_up, share, share_up
 
-UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, IndexError)  # what a part of another shape raises
 AUDITS = (("black_box", "the model"), ("white_box", "the engine that made it"))
 
 
 class Attack(NamedTuple):
-    """An attack with one number: what it reached, what chance reaches, and what it cannot exceed."""
+    """An attack with one number: what it reached, what chance reaches, and what it cannot exceed.
 
-    name: str
+    `what` is the same in every run, so that runs line up; `detail` is of this one: which attack was best, how many secrets.
+    """
+
+    what: str
+    detail: str
     measured: str
     interval: str
     chance: str
     ceiling: str
     advantage: float | None = None  # 0: chance, 1: everything; None: does not compete for the strongest
+
+    @property
+    def name(self) -> str:
+        return f"{self.what} ({self.detail})" if self.detail else self.what
+
+    @property
+    def reached(self) -> str:
+        return f"{self.measured} ({self.interval})" if self.interval else self.measured
 
 
 def lines(attacks: Mapping[str, Any] | None) -> tuple[list[Attack], list[tuple[str, str]]]:
@@ -62,17 +75,15 @@ def audits(attacks: Mapping[str, Any] | None) -> list[tuple[str, dict[str, Any]]
 def _exposure(part: Mapping[str, Any]) -> Iterator[Attack]:
     several, ceiling, bits = part["number"] > 1, part.get("ceiling"), part["bits"]
     copies = "" if part.get("copies", 1) == 1 else f", {part['copies']} copies each"
+    planted = f"{part['number']:,} planted secret{'s' if several else ''}{copies}"
     for key in ("mean", "max") if several else ("max",):
         value, chance = part[key], part["chance"][key]
-        names = {
-            "mean": f"exposure of {part['number']:,} planted secrets{copies}, mean",
-            "max": f"exposure of the most exposed{copies}",
-        }
         most = f"{rounded_up(ceiling[key])} bits{' on average' if key == 'max' else ''}" if ceiling else _none(part)
         limits = part["mean_interval"] if key == "mean" and part["mean_interval"] else (None, None)
         competes = key == "mean" or not several  # the largest of many is above the chance of one
         yield Attack(
-            names[key] if several else f"exposure of the planted secret{copies}",
+            f"exposure of planted secrets, {'mean' if key == 'mean' else 'largest'}",
+            planted,
             f"{number(value)} of {number(bits)} bits",
             between(limits[0], limits[1]),
             f"{number(chance)} bits",
@@ -83,21 +94,19 @@ def _exposure(part: Mapping[str, Any]) -> Iterator[Attack]:
 
 def _membership(part: Mapping[str, Any]) -> Iterator[Attack]:
     best, blind = part["strongest"], part["blind"]["auc"]["value"]
-    of = f"membership of real records, by {best['name']}"
-    none = _none(part)
+    of, by, none = "membership of real records", f"best attack: {best['name']}", _none(part)
     limits = between(best["auc"]["low"], best["auc"]["high"])
-    yield Attack(
-        f"{of}, AUC", number(best["auc"]["value"], 3), limits, f"0.5 (without the model: {number(blind, 3)})", none
-    )
-    yield _accuracy(of, best["accuracy"], none)
+    without = f"{by}; without the model: {number(blind, 3)}"
+    yield Attack(f"{of}, AUC", without, number(best["auc"]["value"], 3), limits, "0.5", none)
+    yield _accuracy(of, by, best["accuracy"], none)
     for key, at in (("tpr_at_0.01", "1 %"), ("tpr_at_0.001", "0.1 %")):
         if best[key]["value"] is not None:
             limits = between(best[key]["low"], best[key]["high"], share)
-            yield Attack(f"{of}, found at {at} false alarms", share(best[key]["value"]), limits, at, none)
+            yield Attack(f"{of}, found at {at} false alarms", by, share(best[key]["value"]), limits, at, none)
     group = part.get("group")
     if group is not None:
         found = group["attacks"][best["name"]]["accuracy"]
-        yield _accuracy(f"membership of groups of {group['size']}", found, none)._replace(advantage=None)
+        yield _accuracy("membership of groups", f"of {group['size']}; {by}", found, none)._replace(advantage=None)
 
 
 def _extraction(part: Mapping[str, Any]) -> Iterator[Attack]:
@@ -107,23 +116,24 @@ def _extraction(part: Mapping[str, Any]) -> Iterator[Attack]:
             limits = between(mine["interval"][0], mine["interval"][1], share)
             beside = f"{control['found']:,} of {control['of']:,} held out"
             gained = (mine["rate"] or 0.0) - (control["rate"] or 0.0)
-            yield Attack(title, f"{mine['found']:,} of {mine['of']:,}", limits, beside, "none applies", gained)
+            yield Attack(title, "", f"{mine['found']:,} of {mine['of']:,}", limits, beside, "none applies", gained)
 
 
 def _inference(part: Mapping[str, Any]) -> Iterator[Attack]:
-    yield from _game(f"secret picked among {part['number']}", part)
+    yield from _game("secret picked among candidates", f"{part['number']} of them", part)
 
 
 def _reconstruction(part: Mapping[str, Any]) -> Iterator[Attack]:
-    yield from _game("secret is the likeliest proposal", part)
+    yield from _game("secret is the likeliest proposal", "", part)
 
 
-def _game(title: str, part: Mapping[str, Any]) -> Iterator[Attack]:
+def _game(title: str, detail: str, part: Mapping[str, Any]) -> Iterator[Attack]:
     mine, control = (part["all"]["top_1"][side] for side in ("training", "control"))
     if mine["rate"] is not None and control["rate"] is not None:
         gained = (mine["rate"] - control["rate"]) / max(1e-9, 1 - control["rate"])
         limits = between(mine["interval"][0], mine["interval"][1], share)
-        yield Attack(title, share(mine["rate"]), limits, f"{share(control['rate'])} held out", "none applies", gained)
+        beside = f"{share(control['rate'])} held out"
+        yield Attack(title, detail, share(mine["rate"]), limits, beside, "none applies", gained)
 
 
 def _audit(part: Mapping[str, Any]) -> Iterator[Attack]:
@@ -131,16 +141,18 @@ def _audit(part: Mapping[str, Any]) -> Iterator[Attack]:
         measured = f"ε ≥ {rounded_down(one['lower_bound'])} ({one['right']:,} of {one['guesses']:,} guesses right)"
         most = "none applies" if one["certified"] is None else f"ε ≤ {epsilon(one['certified'])}"
         reach = f"0 (could show {rounded_down(one['reach'])})"
-        yield Attack(f"audit of {what}, {one['canaries']:,} coins", measured, "", reach, most)
+        yield Attack(f"audit of {what}", f"{one['canaries']:,} coins", measured, "", reach, most)
         coins = one.get("coins")
         if coins and coins["accuracy"]["value"] is not None:
             most = share_up(coins["ceiling"]["accuracy"]) if coins["ceiling"] else _none(coins)
-            yield _accuracy(f"secret or mask, guessed from {what}", coins["accuracy"], most)
+            yield _accuracy(f"secret or mask, guessed from {what}", "", coins["accuracy"], most)
 
 
-def _accuracy(name: str, found: Mapping[str, Any], ceiling: str) -> Attack:
+def _accuracy(what: str, detail: str, found: Mapping[str, Any], ceiling: str) -> Attack:
     limits = between(found["low"], found["high"], share)
-    return Attack(f"{name}, accuracy", share(found["value"]), limits, "50 %", ceiling, 2 * (found["value"] - 0.5))
+    return Attack(
+        f"{what}, accuracy", detail, share(found["value"]), limits, "50 %", ceiling, 2 * (found["value"] - 0.5)
+    )
 
 
 def _left(name: str, part: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

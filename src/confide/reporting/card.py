@@ -13,6 +13,7 @@ from .attack_lines import audits, lines
 from .gather import Found
 from .wording import METHODS, SELECTIVE, TITLES, epsilon, rounded_down, small, utility
 
+CERTIFICATE = "certificate-shareable.json"  # the run's, without evidence
 _SIGNS = re.compile(r"([\\`*_{}\[\]<>#|!~$&])")
 
 
@@ -46,11 +47,11 @@ def card(found: Found) -> str:
                ("method", "model", "epochs", "batch_size", "optimizer", "learning_rate", "clip_norm", "precision") if found.options.get(name) is not None]),
         *_noise(found),
         "## Evaluation",
-        f"{utility(found.utility).capitalize()}" + (f", on {found.utility['on']}." if found.utility else "."),
+        _evaluation(found),
         *_attacks(found),
     ]  # fmt: skip
-    if certificate is not None:
-        parts += ["## How to verify", "With the run's certificate (`certificate-shareable.json`, if there is one, else `certificate.json`) and `ledger.jsonl`, and without any data:\n\n```\nconfide verify certificate.json\n```\n\n"
+    if certificate is not None and found.holds:
+        parts += ["## How to verify", f"With the run's `{CERTIFICATE}` and `ledger.jsonl`, and without any data:\n\n```\nconfide verify {CERTIFICATE}\n```\n\n"
                   f"The ledger has {certificate['ledger']['length']} entries and the head `{_code(certificate['ledger']['head'])}`."]  # fmt: skip
     return (
         f"---\n{front}---\n\n<!-- Written by confide report, which writes it anew. -->\n\n" + "\n\n".join(parts) + "\n"
@@ -115,7 +116,7 @@ def _promise(found: Found) -> list[str]:
 
 
 def _data(found: Found) -> str:
-    if found.certificate is None:
+    if found.certificate is None or not found.holds:
         return "The training text is not published, and nothing about it is stated here."
     setting = found.certificate["setting"]
     return (
@@ -126,8 +127,14 @@ def _data(found: Found) -> str:
     )
 
 
+def _evaluation(found: Found) -> str:
+    if found.utility is not None:
+        return f"{utility(found.utility).capitalize()}, on {found.utility['on']}."
+    return "Not measured." if found.holds else "Numbers of a model that no certificate covers are not published."
+
+
 def _noise(found: Found) -> list[str]:
-    if found.certificate is None:
+    if found.certificate is None or not found.holds:
         return []
     rows = []
     for event in found.certificate["ledger"]["charged"]:

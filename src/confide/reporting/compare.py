@@ -5,32 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .attack_lines import audits, lines, strongest
+from .attack_lines import Attack, audits, lines, strongest
 from .drawing import SERIES, Chart, draw
 from .figures import plain_log
-from .gather import Found
+from .gather import Found, differing
 from .wording import SELECTIVE, epsilon, number, rounded_down, share, utility
 
 MARKERS = "osD^vPX*"
 
 
-def compare(runs: Sequence[Found]) -> dict[str, Any]:
-    """What the comparison's template shows."""
-    corpora = {one.digest for one in runs if one.digest}
+def compare(runs: Sequence[Found], whole: Sequence[Found]) -> dict[str, Any]:
+    """What the comparison's template shows of `runs`; whether they compare is read from them as they are (`whole`)."""
     return {
         "runs": runs,
         "broken": [one for one in runs if one.verdict.kind == "broken"],
         "plane": _plane(runs),
         "table": [_row(one) for one in runs],
         "attacks": _attack_table(runs),
-        "selective": SELECTIVE if {one.method == "sdp" for one in runs if one.certificate} == {True, False} else "",
-        "same_corpus": len(corpora) < 2,
-        "same_validation": len(
-            {str(one.options.get("validation")) + str(one.options.get("validate_on")) for one in runs}
-        )
-        == 1,
+        "selective": SELECTIVE if {one.method == "sdp" for one in runs if one.main} == {True, False} else "",
+        "same_corpus": len({one.digest for one in whole}) == 1,
+        "differ": [(one.name, differ) for one in whole[1:] if (differ := differing(whole[0], one))],
         "deltas": len({one.main["delta"] for one in runs if one.main is not None}),
-        "unprotected": [one for one in runs if one.certificate is None],
+        "uncovered": [one for one in runs if not one.holds],
     }
 
 
@@ -40,7 +36,6 @@ def _row(one: Found) -> dict[str, Any]:
         "run": one,
         "epsilon": "none" if one.main is None else epsilon(one.main["epsilon"]),
         "main": one.main,
-        "condition": one.main is not None and one.main["name"] in ("caught-secret", "bayesian"),
         "utility": utility(one.utility),
         "accuracy": share(one.utility["accuracy"]) if one.utility else "–",
         "attack": best,
@@ -48,21 +43,19 @@ def _row(one: Found) -> dict[str, Any]:
     }
 
 
-def _attack_table(runs: Sequence[Found]) -> dict[str, list[tuple[str, str] | None]]:
-    """For each attack, what it measured and its ceiling, a column for each run."""
-    columns = [
-        {
-            row.name: (f"{row.measured}{f' ({row.interval})' if row.interval else ''}", row.ceiling)
-            for row in lines(one.attacks)[0]
-        }
-        for one in runs
-    ]
-    names = list(dict.fromkeys(name for column in columns for name in column))
-    return {name: [column.get(name) for column in columns] for name in names}
+def _attack_table(runs: Sequence[Found]) -> list[tuple[str, str, list[Attack | None]]]:
+    """For each attack its chance level (empty if it is another one in each run), and a line of each run."""
+    columns = [{row.what: row for row in lines(one.attacks)[0]} for one in runs]
+    table = []
+    for what in dict.fromkeys(name for column in columns for name in column):
+        cells = [column.get(what) for column in columns]
+        chances = {cell.chance for cell in cells if cell is not None}
+        table.append((what, chances.pop() if len(chances) == 1 else "", cells))
+    return table
 
 
 def _plane(runs: Sequence[Found]) -> Chart | None:
-    """Utility by ε; runs that promise nothing stand at the right edge."""
+    """Utility by ε; runs that promise nothing stand in a strip of their own, which is on no scale."""
     measured = [one for one in runs if one.utility is not None]
     causal = all(one.utility["perplexity"] is not None for one in measured if one.utility)
     key, label = ("perplexity", "perplexity, lower is better") if causal else ("accuracy", "accuracy, higher is better")
@@ -71,36 +64,43 @@ def _plane(runs: Sequence[Found]) -> Chart | None:
     if not points:
         return None
     finite = [value for _, value, _ in points if value is not None]
-    edge = (max(finite) if finite else 1.0) * 1.35
-
     heights = [height for _, _, height in points]
     without = [one for one, value, _ in points if value is None]
-    beside = {id(one): edge * (1 + 0.08 * ((n + 0.5) / len(without) - 0.5)) for n, one in enumerate(without)}
 
     def paint(axes: Any) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        end = 1.12 * max(finite, default=1.0)  # of the scale; the strip is from 1.04 to 1.24 of it
+        places = {id(one): end * (1.04 + 0.2 * (n + 0.5) / len(without)) for n, one in enumerate(without)}
         for n, (one, value, height) in enumerate(points):
-            axes.plot([beside[id(one)] if value is None else value], [height], MARKERS[n % 8], color=SERIES[n % 6], markersize=8,
+            axes.plot([places[id(one)] if value is None else value], [height], MARKERS[n % 8], color=SERIES[n % 6], markersize=8,
                       markerfacecolor="none" if value is None else SERIES[n % 6], label=f"{one.name} ({one.method})", linestyle="none")  # fmt: skip
-        if any(value is None for _, value, _ in points):
-            axes.axvspan(edge * 0.94, edge * 1.06, alpha=0.12, color=SERIES[1], linewidth=0)
-            axes.text(
-                edge, 1.01, "no promise", ha="center", va="bottom", transform=axes.get_xaxis_transform(), fontsize=8.5
-            )
         if causal and max(heights) > 8 * min(heights):
             axes.set_yscale("log")
             plain_log(axes.yaxis)
-        axes.set_xlim(0, edge * 1.08)
+        ticks = [tick for tick in MaxNLocator(6).tick_values(0, end) if tick <= end] if finite else []
+        names = [f"{tick:g}" for tick in ticks]
+        if without:
+            axes.axvspan(end * 1.04, end * 1.24, alpha=0.15, color=SERIES[1], linewidth=0)
+            ticks, names = [*ticks, end * 1.14], [*names, "no promise"]
+        axes.set_xticks(ticks, names)
+        axes.spines["bottom"].set_bounds(0, end)  # the axis ends before the strip
+        axes.set_xlim(0, end * (1.26 if without else 1.0))
         axes.margins(y=0.25)
         axes.set_xlabel("ε, smaller is stronger")
         axes.set_ylabel(label)
         axes.legend()
 
     rows = [
-        (one.name, one.method, "none" if value is None else epsilon(value), number(height, 3))
+        (one.name, one.method, "none" if value is None else _conditional(one, value), number(height, 3))
         for one, value, height in points
     ]
     told = "; ".join(f"{row[0]}: epsilon {row[2]}, {key} {row[3]}" for row in rows)
     return draw(
         "plane", "Privacy and utility", paint, alt=f"Scatter chart of {key} by epsilon. {told}.", columns=("run", "method", "epsilon", key), rows=rows,
-        caption="Filled marks have a certificate; hollow ones promise nothing, and stand at the right edge.", size=(5.6, 3.7),
+        caption="Filled marks have a certificate that holds; hollow ones promise nothing, and stand in a strip that is on no scale.", size=(5.6, 3.7),
     )  # fmt: skip
+
+
+def _conditional(one: Found, value: float) -> str:
+    return f"{epsilon(value)}, {one.condition}" if one.condition else epsilon(value)

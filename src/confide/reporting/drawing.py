@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,7 +56,8 @@ def draw(
     size: tuple[float, float] = (5.6, 3.5),
 ) -> Chart:
     """Paint once, and keep it in the three forms."""
-    with _style(name):
+    with _style(name), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the page and the SVG use the reader's fonts
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 

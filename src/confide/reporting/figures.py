@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from .attack_figures import attack_charts, rates
+from .attack_figures import attack_charts, forbidden, rates
 from .drawing import BLUE, GREEN, INK, MUTED, ORANGE, RED, Chart, draw
 from .flow import flow
 from .gather import Found
 from .wording import epsilon, number, share, share_up, small
+
+MOST_BARS = 25
 
 
 def charts(found: Found, others: Sequence[Found] = ()) -> dict[str, Chart]:
@@ -28,7 +30,7 @@ def _all(found: Found, others: Sequence[Found]) -> Iterator[Chart]:
         yield _missrates(found.review)
     if found.curves:
         yield _privacy_curve(found)
-    if found.certificate is not None and found.certificate.get("trade_off"):
+    if found.ceiling:
         yield _trade_off(found)
     spent = [one for one in found.validations if one["epsilon"] is not None]
     if spent:
@@ -37,7 +39,7 @@ def _all(found: Found, others: Sequence[Found]) -> Iterator[Chart]:
         yield _utility(
             found, [one for one in others if one.utility is not None and one.utility["perplexity"] is not None]
         )
-    if found.certificate is not None:
+    if found.certificate is not None and found.holds:
         groups = [
             one for one in found.certificate["guarantees"] if one["name"] == "group" and one["epsilon"] is not None
         ]
@@ -47,58 +49,63 @@ def _all(found: Found, others: Sequence[Found]) -> Iterator[Chart]:
 
 
 def _findings(findings: dict[str, int]) -> Chart:
-    ordered = sorted(findings.items(), key=lambda pair: pair[1])[-25:]
+    ordered = sorted(findings.items(), key=lambda pair: pair[1])
+    shown = ordered[-MOST_BARS:]
 
     def paint(axes: Any) -> None:
-        bars = axes.barh([str(kind) for kind, _ in ordered], [count for _, count in ordered], color=BLUE, height=0.65)
-        axes.bar_label(bars, labels=[f"{count:,}" for _, count in ordered], padding=3)
+        bars = axes.barh([str(kind) for kind, _ in shown], [count for _, count in shown], color=BLUE, height=0.65)
+        axes.bar_label(bars, labels=[f"{count:,}" for _, count in shown], padding=3)
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("secrets found")
         axes.margins(x=0.2)
 
     total = sum(findings.values())
     rows = [(kind, f"{count:,}", share(count / total if total else None)) for kind, count in reversed(ordered)]
-    alt = f"Bar chart: {total:,} secrets found, of {len(findings)} types; most often {ordered[-1][0]}, {ordered[-1][1]:,} times."
+    alt = f"Bar chart: {total:,} secrets found, of {len(findings)} types; most often {shown[-1][0]}, {shown[-1][1]:,} times."
     return draw(
-        "findings", "Where the secrets were", paint, caption="What the policy found and redacted, by type.", alt=alt,
-        columns=("type", "found", "share"), rows=rows, size=(5.6, 1.0 + 0.32 * len(ordered)),
+        "findings", "Where the secrets were", paint, alt=alt, columns=("type", "found", "share"), rows=rows,
+        caption=f"What the policy found and redacted, by type{_part(shown, ordered)}.", size=(5.6, 1.0 + 0.32 * len(shown)),
     )  # fmt: skip
 
 
 def _missrates(review: dict[str, Any]) -> Chart:
-    kinds = [
-        (str(kind), one)
-        for kind, one in sorted(review["types"].items())
-        if isinstance(one, dict) and one.get("secrets")
-    ]
-    seen = [one.get("missed", 0) / one["secrets"] for _, one in kinds]
-    bounds = [min(1.0, float(one.get("bound", 1.0))) for _, one in kinds]
-    confidence = float(review.get("confidence", 0.95))
+    """Types of which no secret was seen have no rate to draw, but stay in the table: nothing is known about them."""
+    kinds = sorted((str(kind), one) for kind, one in review["types"].items())
+    seen = [(kind, one) for kind, one in kinds if one["secrets"]]
+    shown = sorted(sorted(seen, key=lambda pair: -pair[1]["secrets"])[:MOST_BARS], reverse=True)
+    rates_seen = [one["missed"] / one["secrets"] for _, one in shown]
+    bounds = [min(1.0, float(one["bound"])) for _, one in shown]
+    confidence = float(review["confidence"])
 
     def paint(axes: Any) -> None:
-        places = np.arange(len(kinds))
-        axes.hlines(places, seen, bounds, color=BLUE, linewidth=5, alpha=0.35)
-        axes.plot(seen, places, "o", color=BLUE, label="missed in the sample", clip_on=False, zorder=5)
+        places = np.arange(len(shown))
+        axes.hlines(places, rates_seen, bounds, color=BLUE, linewidth=5, alpha=0.35)
+        axes.plot(rates_seen, places, "o", color=BLUE, label="missed in the sample", clip_on=False, zorder=5)
         axes.plot(bounds, places, "|", color=RED, markersize=14, markeredgewidth=2.5, label="upper bound")
-        axes.set_yticks(places, [kind for kind, _ in kinds])
+        axes.set_yticks(places, [kind for kind, _ in shown])
         axes.set_xlim(0, 1.02 if max(bounds, default=1) > 0.5 else max(bounds) * 1.15)
-        axes.set_ylim(-0.7, len(kinds) - 0.3)
+        axes.set_ylim(-0.7, max(1, len(shown)) - 0.3)
         axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
         axes.set_xlabel("share of secrets that the policy misses")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.22), ncols=2)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
 
     rows = [
-        (kind, f"{one['secrets']:,}", f"{one.get('missed', 0):,}", share(rate), share_up(bound))
-        for (kind, one), rate, bound in zip(kinds, seen, bounds, strict=True)
-    ]
+        (kind, f"{one['secrets']:,}", f"{one['missed']:,}",
+         share(one["missed"] / one["secrets"]) if one["secrets"] else "none seen", share_up(min(1.0, one["bound"])))
+        for kind, one in kinds
+    ]  # fmt: skip
     alt = f"Dot chart: miss rate by type with upper bounds, {100 * confidence:g} % sure: " + ", ".join(
-        f"{kind} at most {share_up(bound)}" for (kind, _), bound in zip(kinds, bounds, strict=True)
+        f"{kind} at most {share_up(bound)}" for (kind, _), bound in zip(shown, bounds, strict=True)
     )
     return draw(
         "misses", "What the policy misses, by type", paint, alt=alt + ".", columns=("type", "secrets seen", "missed", "rate", "bound"),
         rows=rows, caption=f"From a person's review of a random sample; all bounds together hold with confidence {100 * confidence:g} %, "
-        "whenever the reviewer stopped.", size=(5.6, 1.5 + 0.36 * len(kinds)),
+        f"whenever the reviewer stopped{_part(shown, kinds)}.", size=(5.6, 1.5 + 0.36 * max(1, len(shown))),
     )  # fmt: skip
+
+
+def _part(shown: Sequence[object], of: Sequence[object]) -> str:
+    return "" if len(shown) == len(of) else f"; drawn are {len(shown)} of {len(of)} types, the table has all"
 
 
 def _privacy_curve(found: Found) -> Chart:
@@ -141,19 +148,17 @@ def _privacy_curve(found: Found) -> Chart:
 
 
 def _trade_off(found: Found) -> Chart:
-    stated = (found.certificate or {})["trade_off"]
-    xs, ys = [one["fpr"] for one in stated], [one["tpr_at_most"] for one in stated]
+    xs, ys = [x for x, _ in found.ceiling], [y for _, y in found.ceiling]
 
     def paint(axes: Any) -> None:
-        axes.fill_between([*xs, 1.0], [*ys, 1.0], 1, color=ORANGE, alpha=0.25, linewidth=0, label="impossible")
-        axes.loglog([*xs, 1.0], [*ys, 1.0], "-o", markersize=4, color=RED, label="ceiling")
+        forbidden(axes, xs, ys, "impossible")
         axes.loglog([xs[0], 1], [xs[0], 1], "--", color=MUTED, linewidth=1.2, label="guessing")
         rates(axes, xs[0], "secrets found")
 
-    rows = [(share(x, 2), share_up(y, 2)) for x, y in zip(xs, ys, strict=True)]
-    alt = (
-        f"Curve on log axes: at {share(0.01)} false alarms no test finds more than {_at(xs, ys, 0.01)} of the secrets."
-    )
+    stated = (found.certificate or {})["trade_off"]
+    rows = [(share(one["fpr"], 2), share_up(one["tpr_at_most"], 2)) for one in stated]
+    most = next((y for x, y in found.ceiling if x >= 0.01), 1.0)
+    alt = f"Curve on log axes: at {share(0.01)} false alarms no test finds more than {share_up(most)} of the secrets."
     return draw(
         "trade_off", "The trade-off curve", paint, alt=alt, columns=("false alarms", "found at most"), rows=rows, size=(5.6, 3.9),
         caption="What the best possible test can do that must tell a secret from its mask by looking at the model.",
@@ -253,7 +258,3 @@ def plain_log(axis: Any) -> None:
 
 def _records(k: int) -> str:
     return "1 record" if k == 1 else f"{k} records"
-
-
-def _at(xs: Sequence[float], ys: Sequence[float], x: float) -> str:
-    return share_up(next((b for a, b in zip(xs, ys, strict=True) if a >= x), 1.0))

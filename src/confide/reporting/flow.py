@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .drawing import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, SKY, Chart, draw
 from .wording import share
 
-GAP, WIDTH = 0.13, 0.035
-MIDDLE, RIGHT = 0.4, 0.84
+GAP, WIDTH = 0.08, 0.035
+MIDDLE, RIGHT = 0.42, 0.86
+APART = 0.17  # between the middles of two labels of two lines, where the corpus has height 1
+LEAST = 0.004  # so that a few records of many are seen
 PRIVATE = "private: may hold a secret"
 
 
@@ -27,12 +29,12 @@ def streams(manifest: dict[str, Any]) -> tuple[list[Stream], list[Stream]]:
     whole = manifest.get("dedup_unit", "record") == "record"
     doubles = min(int(manifest.get("private_duplicates", 0)), masks) if whole else 0
     first = [
-        Stream("public: no policy flags it", int(manifest["public"]), GREEN),
-        Stream("public duplicates,\nleft out", int(manifest.get("public_duplicates", 0)), MUTED),
+        Stream("public, flagged\nby no policy", int(manifest["public"]), GREEN),
+        Stream("public duplicates, left out", int(manifest.get("public_duplicates", 0)), MUTED),
         Stream(PRIVATE, private, BLUE),
     ]
     second = [
-        Stream("found secrets masked,\ntext kept", private - masks, SKY),
+        Stream("text kept; found secrets,\nif any, masked", private - masks, SKY),
         Stream("nothing but masks", masks - doubles, ORANGE),
         Stream("duplicates, masked", doubles, PURPLE),
     ]
@@ -44,18 +46,10 @@ def flow(manifest: dict[str, Any]) -> Chart:
     total = sum(one.records for one in first)
 
     def paint(axes: Any) -> None:
-        spread = GAP * (len(first) - 1) / 2, GAP * max(0, len(second) - 1) / 2
         axes.set_axis_off()
-        axes.set_xlim(0, 1.3)
-        axes.set_ylim(-spread[0] - spread[1] - 0.1, 1.02 + spread[0])
-        _node(axes, 0.0, 0.0, 1.0, INK)
-        axes.text(0.0, -0.02, f"{total:,} {manifest.get('unit', 'record')}s", va="top", fontweight="bold")
-        ends = _fan(axes, first, 0.0, 0.0, MIDDLE, total, label=lambda one: one.name != PRIVATE)
-        if PRIVATE in ends:
-            one = first[-1]
-            middle = ends[PRIVATE] + one.records / total / 2
-            axes.text(MIDDLE + WIDTH + 0.01, middle, f"private\n{one.records:,}", va="center", fontsize=9)
-            _fan(axes, second, MIDDLE, ends[PRIVATE], RIGHT, total, label=lambda one: True)
+        low, high = _draw(axes, first, second, total, f"{total:,}\n{manifest.get('unit', 'record')}s")
+        axes.set_xlim(-0.02, 1.66)
+        axes.set_ylim(low - 0.02, high + 0.02)
 
     rows = [(_line(one.name), f"{one.records:,}", share(one.records / total)) for one in [*first, *second]]
     told = "; ".join(f"{_line(one.name)}: {one.records:,}" for one in [*first, *second])
@@ -66,40 +60,67 @@ def flow(manifest: dict[str, Any]) -> Chart:
     )  # fmt: skip
 
 
-def _line(name: str) -> str:
-    return name.replace("\n", " ")
+def labels(wanted: Sequence[float], apart: float = APART) -> list[float]:
+    """Heights for labels, from the top, as near as possible to the wanted ones and at least so far from each other."""
+    placed: list[float] = []
+    for height in wanted:
+        placed.append(min(height, placed[-1] - apart) if placed else height)
+    return placed
 
 
-def _fan(
-    axes: Any, parts: Sequence[Stream], x: float, low: float, to: float, total: int, label: Callable[[Stream], bool]
-) -> dict[str, float]:
-    """Bands from one node to several, the first on top, spread evenly; where each of them ends."""
-    ends, source = {}, low + sum(one.records for one in parts) / total
-    target = source + GAP * (len(parts) - 1) / 2
+def _draw(axes: Any, first: Sequence[Stream], second: Sequence[Stream], total: int, corpus: str) -> tuple[float, float]:
+    """Everything; out: the lowest and the highest place that is used. All parts end in one column, from the top."""
+    open_ = [one for one in first if one.name != PRIVATE]
+    parts = [*open_, *second]
+    left = _stacked(parts, total, 0.0, 1.0)
+    right = _stacked(parts, total, GAP, 1.0 + GAP * (len(parts) - 1) / 2)
+    _node(axes, 0.0, 0.0, 1.0, INK)
+    for one, source, target in zip(open_, left, right, strict=False):
+        _band(axes, WIDTH, source, RIGHT, target, one.records / total, one.colour)
+    if second:
+        whole = sum(one.records for one in second) / total
+        middle = (left[-1] + right[-1] + GAP * (len(second) - 1) / 2) / 2
+        _band(axes, WIDTH, left[-1], MIDDLE, middle, whole, BLUE)
+        _node(axes, MIDDLE, middle, whole, BLUE)
+        _write(axes, MIDDLE, middle + whole / 2, f"private\n{first[-1].records:,}")
+        inner = _stacked(second, total, 0.0, middle + whole)
+        for one, source, target in zip(second, inner, right[len(open_) :], strict=True):
+            _band(axes, MIDDLE + WIDTH, source, RIGHT, target, one.records / total, one.colour)
+    _write(axes, 0.0, 0.5, corpus)
+    middles = [low + one.records / total / 2 for one, low in zip(parts, right, strict=True)]
+    heights = labels(middles)
+    for one, low, middle, height in zip(parts, right, middles, heights, strict=True):
+        _node(axes, RIGHT, low, one.records / total, one.colour)
+        axes.plot([RIGHT + WIDTH, RIGHT + WIDTH + 0.05], [middle, height], color=MUTED, linewidth=0.8)
+        _write(axes, RIGHT + 0.05, height, f"{one.name}: {one.records:,}")
+    return min(0.0, *right, heights[-1] - 0.1), max(1.0 + GAP * (len(parts) - 1) / 2, heights[0] + 0.1)
+
+
+def _stacked(parts: Sequence[Stream], total: int, gap: float, top: float) -> list[float]:
+    """The lower ends of parts that stand below each other."""
+    ends = []
     for one in parts:
-        height = one.records / total
-        source -= height
-        target -= height
-        _band(axes, x + WIDTH, source, to, target, height, one.colour)
-        _node(axes, to, target, height, one.colour)
-        if label(one):
-            axes.text(to + WIDTH + 0.01, target + height / 2, f"{one.name}\n{one.records:,}", va="center", fontsize=9)
-        ends[one.name] = target
-        target -= GAP
+        top -= one.records / total
+        ends.append(top)
+        top -= gap
     return ends
+
+
+def _write(axes: Any, x: float, y: float, text: str) -> None:
+    axes.text(x + WIDTH + 0.015, y, text, va="center", fontsize=9, zorder=5)
 
 
 def _node(axes: Any, x: float, y: float, height: float, colour: str) -> None:
     from matplotlib.patches import Rectangle
 
-    axes.add_patch(Rectangle((x, y), WIDTH, height, color=colour, linewidth=0))
+    axes.add_patch(Rectangle((x, y), WIDTH, max(height, LEAST), color=colour, linewidth=0))
 
 
 def _band(axes: Any, x: float, y: float, to: float, target: float, height: float, colour: str) -> None:
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    half = (x + to) / 2
+    half, height = (x + to) / 2, max(height, LEAST)
     points = [
         (x, y),
         (half, y),
@@ -113,3 +134,7 @@ def _band(axes: Any, x: float, y: float, to: float, target: float, height: float
     ]
     codes = [Path.MOVETO, *[Path.CURVE4] * 3, Path.LINETO, *[Path.CURVE4] * 3, Path.CLOSEPOLY]
     axes.add_patch(PathPatch(Path(points, codes), facecolor=colour, alpha=0.35, linewidth=0))
+
+
+def _line(name: str) -> str:
+    return name.replace("\n", " ")

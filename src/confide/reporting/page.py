@@ -16,11 +16,14 @@ from ..errors import BadInput, ConfideError
 from ..screening.output import write_private
 from . import wording
 from .attack_lines import audits, lines, strongest
-from .card import write_card
+from .card import CERTIFICATE, write_card
+from .commands import command, reference
 from .edges import EDGES, GLOSSARY
 from .figures import charts
 from .gather import Found, gather, siblings
+from .misses import beside_certificate, in_words
 from .sharing import shareable as only_shareable
+from .sharing import without_paths
 
 if TYPE_CHECKING:
     from ..training.run import Run
@@ -40,8 +43,8 @@ def report(
 ) -> Path:
     """Write the report of a run, or the comparison of several, and return its path.
 
-    One run: RUN/report.html (SENSITIVE) or RUN/report-shareable.html, its figures, and RUN/model/README.md. Several runs: a page
-    at `out`, or comparison.html beside the first one. `shareable` leaves out whatever guarantees §7 does not let out.
+    One run: RUN/report.html (SENSITIVE) or RUN/report-shareable.html, its figures, RUN/model/README.md and, if the certificate
+    holds, RUN/certificate-shareable.json. Several runs: a page at `out`, or comparison.html beside the first one. `shareable` leaves out whatever guarantees §7 does not let out.
     """
     several: list[Any] = list(runs) if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
     folders = [Path(getattr(one, "folder", one)) for one in several]
@@ -52,29 +55,34 @@ def report(
     environment = _environment()
     found = [gather(folder) for folder in folders]
     shown = [only_shareable(one) for one in found] if shareable else found
+    suffix = "-shareable" if shareable else ""
     if len(found) > 1:
         from .compare import compare
 
-        path = (
-            Path(out)
-            if out is not None
-            else folders[0].resolve().parent / f"comparison{'-shareable' if shareable else ''}.html"
-        )
-        return _write(path, environment.get_template("compare.html.j2").render(**_common(shareable), **compare(shown)))
+        path = Path(out) if out is not None else folders[0].resolve().parent / f"comparison{suffix}.html"
+        page = environment.get_template("compare.html.j2").render(**_common(shareable), **compare(shown, found))
+        return _write(path, page)
     folder, one = folders[0], shown[0]
-    beside = siblings(found[0])
-    if shareable:  # a number of a model without a certificate is covered by nothing
-        beside = [only_shareable(other) for other in beside if other.certificate is not None]
+    beside, left = siblings(found[0])
+    if shareable:
+        beside = [other for other in map(only_shareable, beside) if other.utility is not None]
+        left = []
     drawn = charts(one, beside)
-    _write_figures(folder / ("figures-shareable" if shareable else "figures"), drawn)
+    _write_figures(folder / f"figures{suffix}", drawn)
     write_card(folder, one if shareable else only_shareable(found[0]))
-    if shareable and found[0].certificate is not None and found[0].certificate.get("evidence") is not None:
-        own = issue(read_ledger(folder / "ledger.jsonl"), found[0].certificate["delta"])
-        write_certificate(own, folder / "certificate-shareable.json")
-    path = Path(out) if out is not None else folder / f"report{'-shareable' if shareable else ''}.html"
-    return _write(
-        path, environment.get_template("report.html.j2").render(**_common(shareable), **_context(one, beside, drawn))
-    )
+    _write_certificate(folder, found[0])
+    path = Path(out) if out is not None else folder / f"report{suffix}.html"
+    context = {**_common(shareable), **_context(one, beside, drawn), "left": left}
+    return _write(path, environment.get_template("report.html.j2").render(context))
+
+
+def _write_certificate(folder: Path, found: Found) -> None:
+    """The certificate that may be passed on: without evidence, and only of a run whose own one holds."""
+    path = folder / CERTIFICATE
+    if found.holds and found.certificate is not None:
+        write_certificate(issue(read_ledger(folder / "ledger.jsonl"), found.certificate["delta"]), path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _environment() -> Any:
@@ -91,7 +99,7 @@ def _environment() -> Any:
     )
     made.filters |= {
         name: getattr(wording, name)
-        for name in ("epsilon", "number", "share", "share_up", "small", "rounded_down", "utility")
+        for name in ("epsilon", "number", "share", "share_up", "small", "rounded_down", "utility", "odds", "shortened")
     }
     made.globals |= {"titles": wording.TITLES, "methods": wording.METHODS}
     return made
@@ -106,6 +114,7 @@ def _common(shareable: bool) -> dict[str, Any]:
 
 def _context(found: Found, beside: Sequence[Found], drawn: Mapping[str, Chart]) -> dict[str, Any]:
     certificate = found.certificate or {}
+    setting = certificate.get("setting", {})
     guarantees = certificate.get("guarantees", [])
     rows, left = lines(found.attacks)
     return {
@@ -114,18 +123,33 @@ def _context(found: Found, beside: Sequence[Found], drawn: Mapping[str, Chart]) 
         "charts": drawn,
         "stated": [one for one in guarantees if one["name"] != "group"],
         "groups": [one for one in guarantees if one["name"] == "group"],
+        "recall_class": setting.get("recall_class"),
+        "rests_on": wording.rests_on(certificate.get("assumptions", [])),
         "selective": wording.SELECTIVE if found.method == "sdp" else "",
         "missing": {**dict.fromkeys(PARTS), **{one.part: one for one in found.missing}},
+        "misses": [] if found.review is None else in_words(found.review),
+        "rests_on_review": "" if found.review is None else beside_certificate(found.review, found.certificate),
+        "named_paths": _named_paths(found),
         "attack_rows": rows,
         "attacks_left": left,
         "strongest": strongest(found.attacks),
         "audits": audits(found.attacks),
+        "verify": command("verify", CERTIFICATE if found.shareable else found.folder),
+        "reference": reference(found.folder, found.screened, found.options),
         "packages": _packages() if not found.shareable else [("confide", __version__)],
         "sections": SECTIONS,
         "events": _events(found.ledger),
         "glossary": GLOSSARY,
         "edges": EDGES,
     }
+
+
+def _named_paths(found: Found) -> list[str]:
+    """What in the ledger's setting names folders of this machine: the chain of hashes binds it, so that it cannot be taken out."""
+    if found.shareable or found.certificate is None:
+        return []
+    values = [value for value in found.certificate["setting"].values() if isinstance(value, str)]
+    return [value for value in values if without_paths(value) != value]
 
 
 def _events(ledger: Mapping[str, Any] | None) -> dict[str, list[dict[str, Any]]]:

@@ -1,6 +1,7 @@
 """What may leave the house (guarantees §7): a run's data in; the same without any private statistic, path or seed out.
 
-The page is drawn from what comes out of here, so that a template cannot show what it was never given.
+One rule beside it: numbers of a model that no certificate covers are withheld, wherever it is shown. The page is drawn from
+what comes out of here, so that a template cannot show what it was never given.
 """
 
 from __future__ import annotations
@@ -11,33 +12,48 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from .gather import Found, Missing, Verdict
+from .gather import Found, Missing
 
 CANARY_ATTACKS = ("exposure", "audit")  # about invented secrets; nothing else of attacks.json is public
 RESTS_ON_LABELS = ("bayesian",)
-NOT_PUBLIC = ("seed",)
-FILES = ("validation", "vocabulary_from", "screened_by_hand", "review", "tokenizer", "model")
+OPTIONS = (
+    "model", "method", "task", "vocabulary_size", "from_scratch", "lora", "max_length", "epochs", "batch_size", "private_batch_size",
+    "microbatch", "optimizer", "learning_rate", "private_learning_rate", "schedule", "private_schedule", "warmup", "momentum",
+    "weight_decay", "dropout", "public_clip", "epsilon", "delta", "noise", "clip_norm", "clipping", "reduction", "ratio", "order",
+    "mask_records", "ignore_mask", "assistant_only", "variant", "segments", "state_noise", "state_clip", "phase1", "phase1_epochs",
+    "phase1_noise", "tuning_runs", "validate_on", "validation_share", "keep", "precision",
+)  # fmt: skip
+_HUB = re.compile(r"[\w.-]+/[\w.-]+")
+_ARGUMENT = re.compile(r"\b([A-Za-z][\w.-]+:)(?=\S)[^,()\n]*[/\\]")  # known:FOLDER/FILE
 _FOLDERS = re.compile(r"""(?<![\w<.~/])(?:~|\.{1,2}|[A-Za-z]:)?[/\\](?:[^/\\\s,;()'"]+[/\\])*(?=[^/\\\s,;()'"])""")
 
 
 def shareable(found: Found) -> Found:
     """Only the certificate without evidence, the ledger, public utility and what attacks on canaries showed."""
+    names = _names(found)
+    headline, reasons = found.verdict.shared
+    public = found.holds and found.utility is not None and bool(found.utility["public"])
     return replace(
         found,
         folder=Path(found.name),
         digest="",
         screened="",
-        options=_options(found.options),
-        verdict=_verdict(found.verdict, found.attacks),
-        certificate=_certificate(found),
-        ledger=found.ledger,
-        validations=found.validations if _public(found) else tuple(_without_scores(one) for one in found.validations),
-        utility=found.utility if _public(found) else None,
+        options={name: _option(name, found.options[name]) for name in OPTIONS if name in found.options},
+        verdict=replace(
+            found.verdict, headline=headline, reasons=tuple(_scrubbed(one, names) for one in reasons), shared=("", ())
+        ),
+        certificate=_certificate(found, names),
+        ledger=found.ledger if found.holds else None,
+        validations=tuple(one if public else _without_scores(one) for one in found.validations) if found.holds else (),
+        utility=found.utility if public else None,
         manifest=None,
         review=None,
-        attacks=_canaries_only(found),
+        attacks=_canaries_only(found, names),
+        warnings=(),
         missing=tuple(
-            _nameless(one, found) for one in found.missing if one.part in ("model", "certificate", "attacks", "audit")
+            Missing(one.part, _scrubbed(one.why, names), _scrubbed(one.command, names))
+            for one in found.missing
+            if one.part in ("model", "certificate", "attacks", "audit")
         ),
         shareable=True,
     )
@@ -47,83 +63,89 @@ def without_paths(text: str, *known: str) -> str:
     """A text in which files keep their names but not their folders."""
     for folder in sorted((one for one in known if len(one) > 1), key=len, reverse=True):
         text = text.replace(folder + "/", "").replace(folder, PurePath(folder).name)
-    return _FOLDERS.sub("", text)
+    return _FOLDERS.sub("", _ARGUMENT.sub(r"\1", text))
 
 
-def _known(found: Found) -> tuple[str, ...]:
+def policy_name(spec: str) -> str:
+    """A policy's name with the last component of each argument, whatever the folders are called."""
+    name, bracket, inside = spec.partition("(")
+    if bracket and spec.endswith(")") and ":" not in name:
+        return f"{name}({', '.join(policy_name(one.strip()) for one in _commas(inside[:-1]))})"
+    kind, colon, argument = spec.partition(":")
+    return kind + colon + _last(argument) if colon else _last(spec)
+
+
+def model_name(model: str) -> str:
+    """A model's name on the hub, or the last component of its folder."""
+    return model if _HUB.fullmatch(model) and not Path(model).exists() else _last(model)
+
+
+def _last(path: str) -> str:
+    return re.split(r"[/\\]", path.rstrip("/\\"))[-1]
+
+
+def _commas(text: str) -> list[str]:
+    """The parts between commas that stand in no bracket."""
+    parts, depth = [""], 0
+    for sign in text:
+        depth += (sign == "(") - (sign == ")")
+        if sign == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return parts
+
+
+def _names(found: Found) -> dict[str, str]:
+    """What is written in place of names that may hold folders, the longest first."""
     here = found.folder.resolve()
-    return tuple(
-        {str(found.folder), str(here), str(here.parent), str(Path.home()), str(Path.cwd()), found.screened} - {"/", "."}
-    )
+    names = {str(one): one.name for one in (here, here.parent, Path.home(), Path.cwd(), Path(found.screened))}
+    names[str(found.folder)] = here.name
+    model = str(found.options["model"])
+    names[model] = model_name(model)
+    if found.certificate is not None:
+        setting = found.certificate["setting"]
+        names |= {spec: policy_name(spec) for spec in (setting["policy"], setting["conservative"])}
+    return {name: names[name] for name in sorted(names, key=len, reverse=True) if len(name) > 1 and name != names[name]}
 
 
-def _public(found: Found) -> bool:
-    return found.utility is None or bool(found.utility["public"])
+def _option(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value if isinstance(value, (int, float)) or value is None else "–"
+    return model_name(value) if name == "model" else without_paths(value)
 
 
 def _without_scores(one: dict[str, Any]) -> dict[str, Any]:
     return {**one, "loss": None, "accuracy": None, "perplexity": None}
 
 
-def _options(options: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in options.items():
-        if name in NOT_PUBLIC:
-            continue
-        if isinstance(value, str):
-            named = PurePath(value).name if name in FILES and value.startswith(("/", "~", ".")) else value
-            value = without_paths(PurePath(named).name if name in FILES[:4] else named)
-        found[name] = value
-    return found
-
-
-def _verdict(verdict: Verdict, attacks: Mapping[str, Any] | None) -> Verdict:
-    """Why a verification failed may quote a private number, and how many numbers agree counts the reviewed records."""
-    if verdict.kind == "holds":
-        says = "Recomputed from its ledger just now: the chain is unbroken and every number agrees."
-        return replace(verdict, reasons=(says,))
-    if verdict.kind != "broken":
-        return verdict
-    about_canaries = [without_paths(str(one)) for one in (attacks or {}).get("contradictions", [])]
-    if not verdict.headline.startswith("An attack"):
-        about_canaries.insert(0, "Verification failed; confide verify says why.")
-    return replace(verdict, reasons=tuple(about_canaries))
-
-
-def _certificate(found: Found) -> dict[str, Any] | None:
-    """Without evidence, and without the bound and the guarantee that show how often the policy misses."""
-    if found.certificate is None:
+def _certificate(found: Found, names: Mapping[str, str]) -> dict[str, Any] | None:
+    """Without evidence, and without the bound and the guarantee that show how often the policy misses; nothing that is refuted."""
+    if found.certificate is None or not found.holds:
         return None
     kept = {**found.certificate, "evidence": None, "bounds": None}
     kept["guarantees"] = [one for one in kept["guarantees"] if one["name"] not in RESTS_ON_LABELS]
     kept["assumptions"] = [one for one in kept["assumptions"] if one["id"] != "evidence"]
     kept["left_out"] = len(kept["guarantees"]) < len(found.certificate["guarantees"])
-    return dict(_scrubbed(kept, _known(found)))
+    return dict(_scrubbed(kept, names))
 
 
-def _canaries_only(found: Found) -> dict[str, Any] | None:
-    if found.attacks is None:
+def _canaries_only(found: Found, names: Mapping[str, str]) -> dict[str, Any] | None:
+    if found.attacks is None or not found.holds:
         return None
     allowed = [name for name in CANARY_ATTACKS if name in found.attacks.get("shareable", ())]
-    kept = {
-        name: found.attacks.get(name)
-        for name in ("confide_attacks", "confide", "method", "certificate", "contradictions", *allowed)
-    }
-    return dict(
-        _scrubbed(
-            {name: part for name, part in kept.items() if part is not None or name == "certificate"}, _known(found)
-        )
-    )
+    keys = ("confide_attacks", "confide", "method", "certificate", "contradictions", "other", *allowed)
+    return dict(_scrubbed({name: found.attacks[name] for name in keys if name in found.attacks}, names))
 
 
-def _scrubbed(value: Any, known: tuple[str, ...]) -> Any:
+def _scrubbed(value: Any, names: Mapping[str, str]) -> Any:
     if isinstance(value, Mapping):
-        return {name: _scrubbed(inner, known) for name, inner in value.items()}
+        return {name: _scrubbed(inner, names) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_scrubbed(inner, known) for inner in value]
-    return without_paths(value, *known) if isinstance(value, str) else value
-
-
-def _nameless(one: Missing, found: Found) -> Missing:
-    known = _known(found)
-    return Missing(one.part, without_paths(one.why, *known), without_paths(one.command, *known))
+        return [_scrubbed(inner, names) for inner in value]
+    if not isinstance(value, str):
+        return value
+    for name, public in names.items():
+        value = value.replace(name + "/", "") if name.startswith("/") else value
+        value = value.replace(name, public)
+    return without_paths(value)

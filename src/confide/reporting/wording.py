@@ -25,6 +25,16 @@ METHODS = {
     "anonymized": "training on text with placeholders, without noise",
     "plain": "training without any protection",
 }
+ASSUMED = {  # the assumptions that a privacy officer asks about first, in few words
+    "ledger": "everything that used private records is in the ledger",
+    "recall-class": "the conservative policy flags the whole class",
+    "phase1-screening": "phase 1's redaction caught the secret",
+    "mask-pattern": "neighbouring corpora have equal mask patterns",
+    "policies": "policies were fixed beforehand and look at one record at a time",
+    "evidence": "reviewers saw every secret of their sample",
+    "start": "the initial weights never saw private records",
+    "coins": "noise came from the operating system's entropy",
+}
 SELECTIVE = (
     "This epsilon is about corpora with equal lengths and mask patterns. It does not compare with the epsilon of a "
     "confidentiality guarantee: a smaller one is not a stronger promise."
@@ -78,3 +88,37 @@ def utility(found: dict[str, Any] | None) -> str:
     if found["accuracy"] is not None:
         return f"accuracy {share(found['accuracy'])}"
     return f"loss {number(found['loss'], 3)}"
+
+
+def rests_on(assumptions: list[dict[str, str]], most: int = 4) -> tuple[list[str], int]:
+    """A few of a certificate's assumptions in few words, and how many there are besides."""
+    ids = {one["id"] for one in assumptions}
+    shown = [text for name, text in ASSUMED.items() if name in ids][:most]
+    return shown, len(assumptions) - len(shown)
+
+
+def odds(guarantee: dict[str, Any]) -> str:
+    """An (ε, δ) in a sentence for everyone."""
+    value, delta = guarantee["epsilon"], guarantee["delta"]
+    times = f"{up(math.exp(value))} times" if value < 12 else f"e^{up(value)} times"
+    more = f", plus {chances(delta)}" if delta else ""
+    return f"Seeing the model makes any guess about such a secret at most {times} as likely{more}."
+
+
+def chances(value: float) -> str:
+    """A small probability, rounded up.
+
+    >>> chances(8e-5), chances(1.234e-5), chances(0.02)
+    ('8 in 100,000', '1.3 in 100,000', '2 in 100')
+    """
+    digits = max(1, -math.floor(math.log10(value) + 1e-12))
+    return f"{math.ceil(value * 10.0 ** (digits + 1) - 1e-6) / 10:g} in {10**digits:,}"
+
+
+def shortened(sentence: str, recall_class: str | None) -> str:
+    """A guarantee's sentence without the description of its class, which stands beside it once."""
+    if not recall_class:
+        return sentence
+    return sentence.replace(f", which by construction are at least: {recall_class}", "").replace(
+        f" ({recall_class})", ""
+    )

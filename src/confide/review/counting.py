@@ -342,17 +342,19 @@ def sentences(store: Store, found: Bound) -> list[str]:
     if not found.records:
         return ["Nothing is answered yet, so nothing is known: the policy may miss everything."]
     of_class, capped = store.policies.recall_class, f", counting at most {store.cap} a record."
-    whose = "secrets" if of_class is None else f"the class flagged by construction ({of_class})"
+    whose = "secrets" if of_class is None else "the secrets that the conservative policy flags by construction"
     if found.total >= 1:
-        seen = "secrets" if of_class is None else f"secrets of {whose}"
+        seen = whose.removeprefix("the ")
         said = [f"Too few {seen} were seen to say anything yet: the policy may still miss everything."]
     else:
         said = [f"{sure} the policy misses at most {share(found.total)} of {whose}{capped}"]
     if of_class is not None:
-        said.append(
-            f"Of all secrets it misses at most {share(found.total_all)}, and at most {share(found.public_all)} are missed "
-            "and public (with the same confidence, taken by itself)."
-        )
+        said.append(f"These are {of_class}.")
+        if found.total_all < 1:
+            said.append(
+                f"Of all secrets it misses at most {share(found.total_all)}, and at most {share(found.public_all)} are missed "
+                "and public (with the same confidence, taken by itself)."
+            )
     elif not all_flagged(store):
         said.append(f"At most {share(found.public)} are missed and public.")
     if store.begun > 1:

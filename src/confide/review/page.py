@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from html import escape
 from itertools import pairwise
 from typing import Any
@@ -138,7 +138,7 @@ def body(store: Store, place: int, piece: int) -> str:
         + _button("undo", "Undo", "U", off=last is None)
         + _button("back", "Back", "B", off=not place and not piece)
         + _button("forward", "Forward", "N", off=not forward)
-        + f"</div></div>{_lists(shown, state, low, high)}</article>"
+        + f"</div></div>{_lists(shown, state, low, high, store.policies.showing(store.order[place], shown))}</article>"
     )
 
 
@@ -161,14 +161,20 @@ def _types(store: Store) -> str:
     )
 
 
-def _lists(shown: Shown, state: State, low: int, high: int) -> str:
-    """What was found and what was marked, each with a button."""
+def _lists(shown: Shown, state: State, low: int, high: int, showing: Collection[Secret]) -> str:
+    """What was found and what was marked, each with a button. `showing`: found secrets that count as missed all the same."""
     rows = []
     for one in shown.found:
         if one.start < high and one.end > low:
             alarm = (one.start, one.end) in state.alarms
             do, label = ("unflag", "It is a secret after all") if alarm else ("flag", "False alarm")
-            what = "false alarm" if alarm else "found"
+            what = (
+                "false alarm"
+                if alarm
+                else "found, but masking it would change the record: counts as missed:"
+                if one in showing
+                else "found"
+            )
             rows.append(_item(one, what, do, label, shown.text, "alarm" if alarm else "found"))
     rows += [
         _item(one, "missed", "unmark", "Remove the mark", shown.text, "missed")

@@ -30,7 +30,9 @@ from .steps import PublicGradients, autocast, count_targets
 from .telemetry import Telemetry
 
 Tick = Callable[[int, int], object]  # slots done, slots in all
-AfterEpoch = Callable[[Any, Any, str, int, Mapping[str, int]], object]  # model, tokenizer, phase, epoch, private steps so far
+AfterEpoch = Callable[
+    [Any, Any, str, int, Mapping[str, int]], object
+]  # model, tokenizer, phase, epoch, private steps so far
 WINDOW = 32  # public batches whose records are sorted by length, for less padding
 VALIDATED = 2000  # records at most
 TICKS = 8  # private steps between two moves of the progress bar: single steps' times depend on the draw

@@ -273,6 +273,11 @@ def _check_parts(screened: Screened, options: Options, sizes: dict[str, int]) ->
         raise BadInput("sdp needs private tokens, but the policies flagged nothing; screen with another policy")
 
 
+def _name(model: str) -> str:
+    """A model as a certificate may name it: a folder by its last part, since certificates leave the house."""
+    return Path(model).resolve().name if Path(model).exists() else model
+
+
 def _setting(screened: Screened, options: Options, sizes: dict[str, int], phases: tuple[Phase, ...]) -> Setting:
     """What the certificate will assume."""
     parts = next((phase.private.parts for phase in reversed(phases) if phase.private), ("public", "private"))
@@ -284,7 +289,7 @@ def _setting(screened: Screened, options: Options, sizes: dict[str, int], phases
         "sdp_variant": options.variant,
         "vocabulary": vocabulary_kind(options),
         "jft_phase1": options.phase1,
-        "subject": f"{options.method} of {options.model} on {screened.folder.name}",
+        "subject": f"{options.method} of {_name(options.model)} on {screened.folder.name}",
     }
     if options.method == "sdp" and options.variant == "paper":
         choices["sampler"] = "public"
