@@ -138,8 +138,14 @@ def body(store: Store, place: int, piece: int) -> str:
         + _button("undo", "Undo", "U", off=last is None)
         + _button("back", "Back", "B", off=not place and not piece)
         + _button("forward", "Forward", "N", off=not forward)
-        + f"</div></div>{_lists(shown, state, low, high, store.policies.showing(store.order[place], shown))}</article>"
+        + f"</div></div>{_lists(shown, state, low, high, _showing(store, place, shown))}</article>"
     )
+
+
+def _showing(store: Store, place: int, shown: Shown) -> Collection[Secret]:
+    """Found secrets that count as missed, where the policies can tell which."""
+    showing = store.policies.showing(store.order[place], shown)
+    return () if store.policies.unfit else showing
 
 
 def _button(do: str, label: str, key: str, kind: str = "", off: bool = False) -> str:
