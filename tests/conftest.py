@@ -120,8 +120,11 @@ def browser():
     chromium = Path(os.environ.get("CONFIDE_CHROMIUM", "/usr/bin/chromium"))
     if not chromium.exists():
         lacking(f"Chromium: there is no {chromium}")
-    playwright = pytest.importorskip("playwright.sync_api", reason="tests of the pages need Playwright")
-    with playwright.sync_playwright() as started:
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        lacking("Playwright")
+    with sync_playwright() as started:
         opened = started.chromium.launch(executable_path=str(chromium), args=["--no-sandbox"])
         yield opened
         opened.close()

@@ -363,7 +363,7 @@ def show_run(console: Console, found: dict[str, Any]) -> None:
 
 def show_reproduced(console: Console, found: dict[str, Any]) -> None:
     """What is done of the studies, and how long the rest will take."""
-    table = Table("study", "what", "runs", "left", "time left", box=None, pad_edge=False)
+    table = Table("study", "what", "runs", "left", "time, one at a time", box=None, pad_edge=False)
     for one in found["studies"]:
         known = (
             ""

@@ -115,7 +115,7 @@ def _two_cores() -> Scale:
     tuned: Options = {"schedule": "linear", "warmup": 0.06, "validation_share": 0.02}
     return Scale(
         "cpu", seeds=3, tests=300, samples=1000, outside=WIKITEXT, steps=3,
-        documents={ORIGINAL: 800, SIMULATED: 800, MULTIWOZ: 500, WIKITEXT: 600, ABCD: 100, SST2: 20_000},
+        documents={ORIGINAL: 800, SIMULATED: 800, MULTIWOZ: 500, WIKITEXT: 300, ABCD: 100, SST2: 6000},
         models={
             "lstm": lstm,
             "gpt": {**lstm, "model": "gpt2-tiny", "learning_rate": 2e-3},
