@@ -69,6 +69,8 @@ def words(**choices):
         ({"model": "gpt2-tiny:max_position_embeddings=16"}, "32"),
         ({"method": "dpsgd"}, "vocabulary"),
         ({"private_batch_size": 10**6}, "--private-batch-size"),
+        ({"phase1_epochs": 2}, "an option of jft"),
+        ({"variant": "paper"}, "an option of sdp"),
     ],
     ids=repr,
 )

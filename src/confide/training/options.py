@@ -26,6 +26,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 NO_MODEL = "name a model with --model: lstm, gpt2-tiny, a folder, or a name on the model hub"
 PRIVATE = ("crt", "dpsgd", "sdp", "jft")  # methods that add noise, and can be certified
+OWN = {  # options that mean something to one method only
+    "sdp": ("variant", "segments", "state_noise", "state_clip"),
+    "jft": ("phase1", "phase1_epochs", "phase1_noise", "screened_by_hand"),
+}
 
 
 HELP: dict[str, str] = {
@@ -197,6 +201,12 @@ class Options:
             raise BadInput(
                 f"{self.method} adds no noise, so that no epsilon holds; leave --epsilon and --noise out, or use crt or dpsgd"
             )
+        for method, names in OWN.items():
+            for field in dataclasses.fields(self):
+                if method != self.method and field.name in names and getattr(self, field.name) != field.default:
+                    raise BadInput(
+                        f"{option(field.name)} is an option of {method}, and changes nothing for {self.method}; leave it out"
+                    )
         if self.momentum and (self.optimizer != "sgd" or self.momentum == 1):
             raise BadInput("--momentum is below 1 and belongs to --optimizer sgd; adam and adamw have their own")
         if self.task == "classify" and len(self.classes) < 2:
