@@ -1,5 +1,6 @@
 """A small run folder with every part, made by hand: nothing is trained, the certificate is a real one."""
 
+import contextlib
 import json
 import re
 from html import unescape
@@ -8,6 +9,7 @@ import pytest
 import yaml
 
 from confide.accounting import LedgerWriter, PoissonGaussian, Review, Setting, issue, read_ledger, write
+from confide.errors import BadInput
 
 NASTY = "<script>alert(1)]]><b>"  # without a slash: what may be shared keeps the last component of a name only
 DIGEST = "d" * 64
@@ -147,10 +149,22 @@ def make_run(
         stated = json.loads(path.read_text()) if path.exists() else None
         (folder / "attacks.json").write_text(json.dumps(attacks(stated)))
     screened.mkdir(exist_ok=True)
-    for name, content in (("manifest", manifest()), ("review", REVIEW)):
+    facts = {"certificate": {"conservative": conservative, "recall_class": recall_class}}
+    for name, content in (("manifest", {**manifest(), **facts}), ("review", recounted(REVIEW, facts))):
         if name in parts:
             (screened / f"{name}.json").write_text(json.dumps(content))
     return folder
+
+
+def recounted(review, manifest):
+    """A review with the bounds that its records give."""
+    rows = tuple(one if isinstance(one, str) else tuple(one) for one in review["records"])
+    evidence = Review(rows, review["cap"], review["confidence"], review["begun"], review["nonce"])
+    facts = manifest["certificate"]
+    flagged = facts["conservative"] == "everything" or facts["recall_class"] is not None
+    contradicted = flagged and any(row[2] for row in rows if not isinstance(row, str))
+    bound, public = evidence.bounds(flagged and not contradicted)
+    return {**review, "bound": bound, "bound_public": public, "contradicted": contradicted}
 
 
 def _certify(folder, setting, reviewed, certificate):
@@ -203,6 +217,9 @@ def change():
         found = json.loads(path.read_text())
         for name, value in values.items():
             found[name] = value(found[name]) if callable(value) else value
+        if path.name == "review.json" and {"records", "begun"} & values.keys() and isinstance(found["records"], list):
+            with contextlib.suppress(BadInput):  # records that cannot be
+                found = recounted(found, json.loads(path.with_name("manifest.json").read_text()))
         path.write_text(json.dumps(found))
 
     return edit

@@ -11,6 +11,7 @@ from confide.reporting import report
 from confide.reporting.card import card
 from confide.reporting.gather import gather, siblings
 from confide.reporting.sharing import shareable as shared
+from confide.reporting.wording import share_up
 
 HOLDS = "The certificate holds"
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -71,7 +72,7 @@ def test_an_attack_that_contradicts_the_certificate_is_red_and_comes_first(run, 
 
 def test_a_secret_of_the_class_in_a_public_record_refutes_the_certificate(run, change, words):
     rows = [[1, 1, 1]] * 50
-    change(review(run), contradicted=True, records=rows, bound=1.0, bound_public=1.0)
+    change(review(run), records=rows)
     text = words(report(run))
     assert "A reviewer found a secret that the conservative policy is said to flag" in text
     assert "Reviewers found 50 missed secrets in public records" in text
@@ -88,7 +89,7 @@ def test_a_secret_of_the_class_in_a_public_record_refutes_the_certificate(run, c
 def test_every_public_miss_is_on_the_first_screen(make, tmp_path, change, words):
     run = make(tmp_path / "r" / "run", conservative="digits")
     assert "Warning." not in words(report(run))
-    change(review(run), records=lambda rows: [*rows, [1, 1, 1]], bound=0.2, bound_public=0.1)
+    change(review(run), records=lambda rows: [*rows, [1, 1, 1]])
     text = words(report(run))
     assert text.index("Reviewers found 1 missed secret in public records") < text.index("Promised for one secret")
     covered = make(tmp_path / "r" / "dpsgd", "dpsgd", parts=("model", "certificate"))
@@ -100,7 +101,7 @@ def test_every_public_miss_is_on_the_first_screen(make, tmp_path, change, words)
     [
         ({}, "rests on this review as it stands"),
         ({"records": lambda rows: [*rows, [1, 0, 0]]}, "its first 178 draws, of 179 now"),
-        ({"records": lambda rows: [[1, 0, 0], *rows[1:]], "bound": 0.2}, "other answers than those of this review"),
+        ({"records": lambda rows: [[1, 0, 0], *rows[1:]]}, "other answers than those of this review"),
         ({"nonce": "another"}, "other answers than those of this review"),
     ],
 )
@@ -146,7 +147,6 @@ def test_a_damaged_certificate_is_one_that_does_not_hold(run, make, content, wor
         ("review", {"types": {"NAME": {}}}),
         ("review", {"reviewers": 2}),
         ("review", {"agreement": [3]}),
-        ("review", {"bound": 0.001}),  # below what its records show
         ("manifest", {"private": "many"}),
         ("manifest", {"policy": None}),
     ],
@@ -242,8 +242,22 @@ def test_without_a_ledger_there_is_a_report_that_may_be_shared_too(run, words):
         assert "The certificate does not hold" in words(report(run, shareable=shareable))
 
 
+@pytest.mark.parametrize(
+    "lie",
+    [{"bound": 0.001}, {"bound_public": 0.01}, {"contradicted": True}, {"begun": None}],
+    ids=lambda lie: next(iter(lie)),
+)
+def test_a_review_that_says_something_else_than_its_counts_is_left_out(run, change, words, lie):
+    path = review(run)
+    found = {**json.loads(path.read_text()), **lie}
+    path.write_text(json.dumps({name: value for name, value in found.items() if value is not None}))
+    text = words(report(run))
+    assert ("an older confide wrote it" if "begun" in lie else "it was changed") in text.lower()
+    assert "random draws of records counted" not in text
+
+
 def test_a_review_that_was_only_opened_is_none(run, change, words):
-    change(review(run), records=[], bound=1.0, reviewers={}, agreement=[])
+    change(review(run), records=[], reviewers={}, agreement=[])
     text = words(report(run))
     assert "A review was begun, but nothing was answered." in text
     assert "misses at most 100" not in text
@@ -251,10 +265,11 @@ def test_a_review_that_was_only_opened_is_none(run, change, words):
 
 def test_a_review_names_its_reviewers_what_counts_and_all_secrets(run, change, words, nasty):
     outside = {"secrets": 12, "missed": 5, "public": 4}
-    change(review(run), outside_class=outside, bound_all=0.4567, bound_public_all=0.3, begun=2, bound=0.3)
+    change(review(run), outside_class=outside, bound_all=0.4567, bound_public_all=0.3, begun=2)
     text = words(report(run))
+    bound = json.loads(review(run).read_text())["bound"]
     for said in (
-        "at most 30.0 % of the secrets of the class that the conservative policy flags by construction, counting at most 10 a record",
+        f"at most {share_up(bound)} of the secrets of the class that the conservative policy flags by construction, counting at most 10 a record",
         "Of all secrets it misses at most 45.7 %", "Outside of the class 12 secrets were seen, 5 of them missed, 4 of those in public records",
         "178 random draws of records counted", f"Reviewers: alice (161,718 answered, 3 skipped), {nasty} (41 answered).",
         f"alice and {nasty} agree whether something was missed on 97.6 % of the 41 records that both answered, kappa 0.82.",

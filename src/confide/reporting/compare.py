@@ -32,6 +32,7 @@ def compare(runs: Sequence[Found], whole: Sequence[Found]) -> dict[str, Any]:
 
 def _row(one: Found) -> dict[str, Any]:
     best, made = strongest(one.attacks), audits(one.attacks)
+    withheld = "withheld" if one.shareable and not one.holds else ""
     return {
         "run": one,
         "epsilon": "none" if one.main is None else epsilon(one.main["epsilon"]),
@@ -39,7 +40,8 @@ def _row(one: Found) -> dict[str, Any]:
         "utility": utility(one.utility),
         "accuracy": share(one.utility["accuracy"]) if one.utility else "–",
         "attack": best,
-        "audit": f"≥ {rounded_down(made[0][1]['lower_bound'])}" if made else "not audited",
+        "unattacked": withheld or ("none on planted secrets" if one.shareable and one.attacks else "not attacked"),
+        "audit": f"≥ {rounded_down(made[0][1]['lower_bound'])}" if made else withheld or "not audited",
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from ..accounting import Ledger, Review, Setting, read_ledger
-from ..accounting.guarantees import Accounts
+from ..accounting.guarantees import Accounts, public_misses
 from ..errors import BadInput, ConfideError
 
 UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, IndexError)  # what a part of another shape raises
@@ -80,28 +80,48 @@ def read_manifest(screened: str, digest: str) -> tuple[dict[str, Any] | None, st
 
 
 def read_review(screened: str, digest: str, again: str) -> tuple[dict[str, Any] | None, str]:
-    """The review of that screening; or None, and why. Its bound cannot be smaller than what its records show."""
+    """The review of that screening; or None, and why. What it states is what its own counts give."""
     path, remedy = Path(screened) / "review.json", f"remove it and run {again}"
     found = _json(path, remedy) if screened else None
     if found is None:
         return None, "nobody has looked for secrets that the policy missed"
     if found.get("digest") != digest or found.get("confide_review") != 1:
         return None, "the review is about another screening"
+    if "begun" not in found:
+        return None, "an older confide wrote it, which counted otherwise; confide review counts it again"
     try:
-        _review_shape(found)
+        evidence = _review_shape(found)
     except UNREADABLE:
         raise BadInput(f"{path} is damaged; {remedy}") from None
-    if not found["records"]:
+    if not evidence.records:
         return None, "a review was begun, but nothing was answered"
+    if not _agrees(found, evidence, _json(path.with_name("manifest.json"), remedy) or {}):
+        return (
+            None,
+            "review.json says something else than its own counts: it was changed; confide review counts it again",
+        )
     return found, ""
 
 
-def _review_shape(found: Mapping[str, Any]) -> None:
+def _agrees(found: Mapping[str, Any], evidence: Review, manifest: Mapping[str, Any]) -> bool:
+    """Whether what a review states is what its records give, in a screening with this manifest."""
+    facts = manifest.get("certificate") or {}
+    flagged = facts.get("conservative") == "everything" or facts.get("recall_class") is not None
+    contradicted = flagged and public_misses(evidence) > 0
+    bounds = evidence.bounds(flagged and not contradicted)
+    stated = found["bound"], found.get("bound_public")
+    same = all(
+        isinstance(one, NUMBER) and math.isclose(one, two, rel_tol=1e-6)
+        for one, two in zip(stated, bounds, strict=True)
+    )
+    return same and found.get("contradicted", False) is contradicted
+
+
+def _review_shape(found: Mapping[str, Any]) -> Review:
     rows = tuple(one if isinstance(one, str) else tuple(one) for one in _of(found["records"], list))
-    evidence = Review(rows, found["cap"], found["confidence"], found.get("begun", 1), found.get("nonce", ""))
+    evidence = Review(rows, found["cap"], found["confidence"], found["begun"], found.get("nonce", ""))
     _of(found.get("left_out", 0), int)
-    least = evidence.bounds(True)[0] if rows else 0.0
-    _must(_of(found["bound"], NUMBER) >= least - 1e-6)
+    _of(found["bound"], NUMBER)
     for name in ("bound_public", "bound_all", "bound_public_all"):
         if found.get(name) is not None:
             _of(found[name], NUMBER)
@@ -114,6 +134,7 @@ def _review_shape(found: Mapping[str, Any]) -> None:
     for pair in _of(found.get("agreement", []), list):
         _must(len(_of(pair["reviewers"], list)) == 2)
         _of(pair["records"], int), _of(pair["same"], NUMBER), _of(pair.get("kappa") or 0, NUMBER)
+    return evidence
 
 
 def read_accounts(folder: Path) -> tuple[Ledger, Accounts] | None:
