@@ -24,7 +24,7 @@ from confide.accounting import (
     issue,
     slot_epsilon,
 )
-from confide.accounting.certificate import evidence_hash
+from confide.accounting.certificate import evidence_from_plain, evidence_hash
 from confide.accounting.curves import gaussian_delta
 from confide.errors import BadInput, Refused
 
@@ -384,8 +384,29 @@ def test_a_ledger_without_evidence_looks_as_it_always_did(ledger):
 
 def test_a_review_says_what_it_takes_on_trust(ledger):
     text = assumption(issue(ledger(), DELTA, REVIEWED), "evidence")
-    for words in ("flagged every finding that is no secret", "all begun ones are counted", "taken as stated"):
+    for words in (
+        "flagged every finding that is no secret",
+        "the only review of this corpus under these policies, in any copy or screening, or all of them are counted",
+        "taken as stated",
+    ):
         assert words in text
+
+
+@pytest.mark.parametrize("name", ["begun", "nonce"])
+def test_a_review_of_an_older_confide_is_named_as_such(ledger, name):
+    plain = issue(ledger(), DELTA, REVIEWED)["evidence"]
+    assert evidence_from_plain(plain) == REVIEWED
+    del plain[name]
+    with pytest.raises(BadInput, match=r"an older confide wrote this certificate.*issue the certificate again"):
+        evidence_from_plain(plain)
+
+
+def test_only_what_a_whole_mask_hides_leaves_no_trace(ledger):
+    """Of `ann.smith@gmail.com` the name alone is no finding: without it the address is not found (guarantees §3)."""
+    certificate = issue(ledger(mask_consistent=True), DELTA)
+    whole = "is all that one mask of the policy hides (one whole finding, or several)"
+    assert whole in guarantee(certificate, "detected-secret")["sentence"]
+    assert whole in assumption(certificate, "mask-consistency")
 
 
 def test_a_recall_class_is_named_wherever_it_is_used(ledger):

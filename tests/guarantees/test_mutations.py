@@ -137,10 +137,28 @@ MISTAKES = {
         "return False and self._masks(masked) != [*before,",
         "guarantees/test_review.py::test_every_found_secret_that_masking_would_show_counts_as_missed",
     ),
+    "a part of a finding that nobody may mark": (
+        "review/policies.py",
+        ' and not self._shows(shown, Secret(start, end, ""))',
+        "",
+        "guarantees/test_review.py::test_parts_of_findings_are_told_apart",
+    ),
+    "a class whose word list changed after the review": (
+        "review/policies.py",
+        'if then != now or "" in now:',
+        "if False:",
+        "review/test_store.py::test_a_word_list_that_is_not_the_screenings_makes_no_evidence",
+    ),
+    "a second reviewer who takes misses back": (
+        "review/counting.py",
+        "for one in max(by.values(), key=len)]",
+        "for one in min(by.values(), key=len)]",
+        "guarantees/test_review.py::test_another_reviewer_can_only_raise_the_bound",
+    ),
     "a class that counts for all secrets": (
         "review/counting.py",
-        "of_class = [one for one in secrets if one.in_class]",
-        "of_class = list(secrets)",
+        "if members and not secret.in_class:",
+        "if False:",
         "review/test_store.py::test_where_a_class_is_flagged_by_construction_its_secrets_count_for_themselves",
     ),
     "evidence that was not there before training": (

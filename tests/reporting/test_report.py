@@ -82,8 +82,8 @@ def test_the_certificates_sentences_are_these(make, tmp_path):
         "1e-05, and the other way round."
     )
     assert sentences["detected-secret"] == (
-        "A secret that is a whole finding of the policy (or several under one mask) leaves no trace: the screened corpus is the same "
-        "whether the record held the secret or <MASK>."
+        "A secret that is all that one mask of the policy hides (one whole finding, or several) leaves no trace: the screened corpus "
+        "is the same whether the record held the secret or <MASK>."
     )
     assert sentences["bayesian"].startswith(
         "With confidence 95% over the labelled sample, for a secret occurrence drawn uniformly"

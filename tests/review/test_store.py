@@ -3,12 +3,14 @@
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import stat
 import subprocess
 import sys
 from collections import Counter
+from hashlib import blake2b
 from types import ModuleType
 
 import numpy as np
@@ -16,14 +18,15 @@ import pytest
 
 from confide.accounting.missrate import Review, Reviewed, review_bound
 from confide.errors import BadInput, Refused
-from confide.policies import Finding, Policy
+from confide.policies import Finding, Policy, load
 from confide.records import MASK, Record
 from confide.review import Stale, export, open_store, result, save
 from confide.review.counting import Judged, bound, chosen, forecast, judged, sentences, share
 from confide.review.policies import Policies
 from confide.review.records import Secret, joined
-from confide.review.store import State
+from confide.review.store import State, read_store
 from confide.screening import screen
+from confide.screening.manifest import policy_files
 from confide.screening.treatment import treat
 from confide.training.byhand import read
 from confide.training.evidence import read_review
@@ -155,8 +158,7 @@ def test_a_secret_found_in_part_is_one_missed_secret(store_of):
 def test_marks_must_be_text_that_the_policy_did_not_find(store_of):
     store = store_of(["a K1 b  Q2 "], sample=1)
     for span, why in (
-        ((2, 4), "found"),
-        ((3, 4), "found"),
+        ((2, 4), "redaction hides it whole: nothing to mark"),
         ((6, 8), "blanks"),
         ((4, 99), "select"),
         ((3, 3), "select"),
@@ -295,13 +297,24 @@ def test_the_files_are_for_their_owner_only_and_hold_no_text(store_of, label):
 
 def test_a_public_miss_contradicts_a_policy_that_flags_its_class_by_construction(store_of, folder_of):
     store = store_of(folder=folder_of(["plain words"], conservative="allowlist"), sample=1)
-    store.act(0, "mark", 0, 0, 4)  # "plai" is on no list, and yet it is public: part of a longer word
+    store.policies.in_class = lambda *secret: True  # a list that does not keep its word
+    store.act(0, "mark", 0, 0, 4)
     assert not result(store)["contradicted"]
     store.act(0, "answer", 1)
     found = result(store)
     assert found["contradicted"]
     assert found["records"] == [[1, 1, 1]]
     assert "refused" in sentences(store, bound(store))[-1]
+
+
+def test_a_part_of_a_longer_word_is_not_of_a_class_that_flags_words(store_of, folder_of):
+    """Alone "plai" is on no list; the record's word is, which makes it public by right."""
+    store = store_of(folder=folder_of(["plain words"], conservative="allowlist"), sample=1)
+    store.act(0, "mark", 0, 0, 4)
+    store.act(0, "answer", 1)
+    found = result(store)
+    assert (found["records"], found["contradicted"]) == ([[0, 0, 0]], False)
+    assert found["outside_class"] == {"secrets": 1, "missed": 1, "public": 1}
 
 
 def test_the_forecast_keeps_its_word(store_of, label):
@@ -384,10 +397,198 @@ def test_of_a_union_only_members_with_a_class_make_one(store_of, folder_of):
     folder = folder_of(["it is rose", "it is K1"], conservative="digits")
     (folder / "known.txt").write_text("rose\n")
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["conservative"]["spec"] = spec.format(folder / "known.txt")
-    policies = Policies(manifest)
-    assert policies.in_class("Rose", False)
-    assert not policies.in_class("K1", False)
+    spec = spec.format(folder / "known.txt")
+    key = bytes.fromhex((folder / "key").read_text())
+    manifest["conservative"] |= {"spec": spec, "files": policy_files(load(spec), key)}
+    policies = Policies(manifest, folder)
+    assert policies.in_class("a Rose", 2, 6, False)
+    assert policies.in_class("a red Rose", 2, 10, False)  # holds an entry
+    assert not policies.in_class("a Rosemary", 2, 6, True)  # another letter continues it
+    assert not policies.in_class("a Rose and K1", 11, 13, False)
+    assert policies.unfit is None
+
+
+@pytest.mark.parametrize("spec", ["digits", "union(everything, known:{})"])
+def test_a_part_of_a_number_or_of_a_record_is_of_the_class_that_says_so(folder_of, spec):
+    folder = folder_of(["it is rose", "it is K1"], conservative="digits")
+    (folder / "known.txt").write_text("rose\n")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    spec, key = spec.format(folder / "known.txt"), bytes.fromhex((folder / "key").read_text())
+    manifest["conservative"] |= {"spec": spec, "files": policy_files(load(spec), key)}
+    policies = Policies(manifest, folder)
+    assert policies.in_class("pin 123456", 6, 8, True)
+    assert policies.in_class("pin 123456", 0, 3, True) == spec.startswith("union")
+
+
+@pytest.fixture
+def screened_with(tmp_path):
+    """A function from texts and choices to a screened folder."""
+
+    def make(texts, policy, **choices):
+        (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        return screen(
+            str(tmp_path / "corpus.jsonl"), policy, tmp_path / "out", workers=1, dedup="off", **choices
+        ).folder
+
+    return make
+
+
+def test_a_secret_that_is_part_of_a_finding_counts_as_missed_if_masking_it_changes_the_record(screened_with, store_of):
+    """Without its name an address is none any more; the digits of a part of a number are one all the same."""
+    store = store_of(folder=screened_with(["mail ann.smith@gmail.com now"], "patterns"), sample=1)
+    assert store.policies.consistent
+    assert store.policies._policy is None  # made only when it is needed
+    store.act(0, "mark", 0, 5, 14)
+    store.act(0, "answer", 1)
+    assert result(store)["records"] == [[1, 1, 0]]
+    with pytest.raises(BadInput, match="nothing to mark"):
+        store.act(0, "mark", 2, 5, 24)  # the whole finding
+
+
+def test_a_part_of_a_finding_that_redaction_hides_all_the_same_cannot_be_marked(screened_with, store_of):
+    store = store_of(folder=screened_with(["card 4111 1111 now"], "digits"), sample=1)
+    for span in ((5, 9), (5, 14), (7, 12)):
+        with pytest.raises(BadInput, match="redaction hides it whole: nothing to mark"):
+            store.act(0, "mark", 0, *span)
+    store.policies = Policies({**store.screened.manifest, "policy": {"spec": "known:gone"}}, store.screened.folder)
+    store.act(0, "mark", 0, 7, 12)  # where nobody can tell, it counts as missed
+    store.act(0, "answer", 1)
+    assert result(store)["records"] == [[1, 1, 0]]
+    assert result(store)["unfit"] is None
+
+
+def test_in_a_chat_a_part_of_a_finding_may_be_marked_if_the_policy_saw_turns_that_are_gone(tmp_path, store_of):
+    row = {"messages": [{"role": "user", "content": "call +49 30 1234567"}, {"role": "user", "content": "pin 1234"}]}
+    (tmp_path / "chat.jsonl").write_text(json.dumps(row) + "\n")
+    for policy, hidden in (("patterns", False), ("digits", True)):
+        folder = screen(str(tmp_path / "chat.jsonl"), policy, tmp_path / policy, workers=1).folder
+        store = store_of(folder=folder, sample=1)
+        shown = store.show(0)
+        start = shown.text.index("1234567")
+        assert shown.chat
+        assert store.policies.hides(shown, start, start + 4) is hidden
+        assert store.policies.hides(shown, shown.found[0].start, shown.found[0].end)
+
+
+@pytest.mark.parametrize("how", ["changed", "gone", "older"])
+def test_a_word_list_that_is_not_the_screenings_makes_no_evidence(screened_with, store_of, tmp_path, how):
+    """With zorblax on the list, the class would lose the one secret that the policy misses."""
+    words = tmp_path / "words.txt"
+    words.write_text("call\nfor\nplease\n")
+    texts = [f"please call 542-016-{4000 + i} for Zorblax" for i in range(30)]
+    folder = screened_with(texts, "patterns", conservative=f"allowlist:{words}")
+    store = store_of(folder=folder, sample=10)
+    answer_all(store, "Zorblax")
+    before = save(store)
+    assert before["unfit"] is None
+    assert read_review(folder / "review.json", store.screened)
+    store.close()
+    if how == "changed":
+        words.write_text("call\nfor\nplease\nzorblax\n")
+    elif how == "gone":
+        words.unlink()
+    else:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        del manifest["conservative"]["files"]
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    store = store_of(folder=folder)
+    found = save(store)
+    assert {"changed": "words.txt changed", "gone": "cannot read", "older": "screen again"}[how] in found["unfit"]
+    assert found["bound"] >= before["bound"]
+    with pytest.raises(Refused, match="cannot be made again"):
+        read_review(folder / "review.json", store.screened)
+    if how == "changed":  # brought back, it is evidence again once it is counted again
+        words.write_text("call\nfor\nplease\n")
+        with pytest.raises(BadInput, match="counts it again"):
+            read_review(folder / "review.json", store.screened)
+        assert save(store_of(folder=folder)) == before
+        assert read_review(folder / "review.json", store.screened)
+
+
+def test_the_files_of_policies_are_named_with_digests_that_need_the_key(screened_with, tmp_path):
+    (tmp_path / "known.txt").write_text("rose\n")
+    folder = screened_with(["it is rose"], f"known:{tmp_path / 'known.txt'}", conservative="allowlist")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["conservative"]["files"] == []
+    (one,) = manifest["policy"]["files"]
+    assert one["path"] == str((tmp_path / "known.txt").resolve())
+    assert (
+        one["digest"] == blake2b(b"rose\n", key=bytes.fromhex((folder / "key").read_text()), digest_size=32).hexdigest()
+    )
+
+
+def test_known_counts_a_secret_that_holds_an_entry_as_its_class_says(screened_with, store_of, tmp_path):
+    (tmp_path / "known.txt").write_text("Ann\n")
+    folder = screened_with(
+        ["Ann Smith called 542-016-4074"], "patterns", conservative=f"known:{tmp_path / 'known.txt'}"
+    )
+    store = store_of(folder=folder, sample=1, cap=3)
+    answer_all(store, "Ann Smith")
+    found = result(store)
+    assert found["class"].startswith("secrets that hold an entry of the list")
+    assert (found["records"], found["outside_class"]["secrets"]) == ([[1, 1, 0]], 1)
+
+
+def test_a_second_reviewer_cannot_take_a_miss_out_of_the_class(screened_with, store_of, tmp_path):
+    (tmp_path / "known.txt").write_text("Ann Smith\n542-016-4074\n")
+    folder = screened_with(
+        ["Ann Smith called 542-016-4074"], "patterns", conservative=f"known:{tmp_path / 'known.txt'}"
+    )
+    anna = store_of(folder=folder, sample=1, cap=5, reviewer="anna")
+    answer_all(anna, "Ann Smith")
+    assert result(anna)["records"] == [[2, 1, 0]]
+    ben = store_of(folder=folder, reviewer="ben")
+    answer_all(ben, "Ann")
+    assert result(ben)["records"] == [[2, 1, 0]]
+    assert result(ben)["left_out"] == 0
+
+
+def test_one_false_alarm_does_not_remove_what_another_confirmed_and_masking_would_show(contextual, store_of):
+    anna = store_of(folder=contextual, sample=1, cap=2, reviewer="anna")
+    ben = store_of(folder=contextual, reviewer="ben")
+    anna.act(0, "answer", 0)
+    ben.act(0, "flag", 0, 3, 5)
+    ben.act(0, "answer", 1)
+    assert result(ben)["records"] == [[2, 1, 0]]
+    anna.act(0, "flag", 1, 3, 5)
+    assert result(anna)["records"] == [[1, 0, 0]]
+
+
+def test_copies_of_a_review_that_go_on_are_told_apart(store_of, tmp_path):
+    store = store_of([f"key K{i}" for i in range(40)], sample=10)
+    folder, before = store.screened.folder, store.nonce
+    store.close()
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    one, two = store_of(folder=folder), store_of(folder=copy)
+    assert one.nonce == two.nonce == before
+    one.extend(20)
+    two.extend(20)
+    assert len({one.nonce, two.nonce, before}) == 3
+    assert store_of(folder=folder).nonce == one.nonce
+
+
+def test_a_review_in_a_folder_that_cannot_be_written_is_read(store_of, label, monkeypatch):
+    store = store_of(TEXTS, sample=5)
+    label(store)
+    expected, path, screened = result(store)["records"], store.screened.folder / "review.sqlite", store.screened
+    store.close()
+    assert not path.with_name("review.sqlite-wal").exists()
+    connect = sqlite3.connect
+
+    def refusing(where, **options):
+        if "immutable" not in where:
+            error = sqlite3.OperationalError("unable to open database file")
+            error.sqlite_errorname = "SQLITE_CANTOPEN"
+            raise error
+        return connect(where, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", refusing)
+    again = read_store(screened, path)
+    assert result(again)["records"] == expected
+    again.close()
+    path.with_name("review.sqlite-wal").write_bytes(b"answers that are not in the file yet")
+    with pytest.raises(BadInput, match="CANTOPEN"):
+        read_store(screened, path)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from confide.accounting import verify
+from confide.accounting import Review, verify
 from confide.errors import BadInput, Refused
 from confide.review import open_store, save
 from confide.screening import Screened, screen
@@ -60,12 +60,15 @@ def test_secrets_outside_of_the_class_neither_contradict_nor_enter_the_guarantee
     assert certificate["bounds"]["gamma"] == pytest.approx(found["bound"])
     assert certificate["bounds"]["delta2"] == 0
     bayesian = next(one for one in certificate["guarantees"] if one["name"] == "bayesian")
-    assert "of the class flagged by construction (secrets that hold a word outside" in bayesian["sentence"]
+    assert "of the class flagged by construction (secrets that hold a whole word outside" in bayesian["sentence"]
 
 
 def test_a_contradicted_review_is_refused_by_the_plan_but_not_for_jft(reviewed):
-    folder, path = reviewed("Qzx|ston")  # a part of a longer word: of the class by its letters, and public
-    assert json.loads(path.read_text())["contradicted"]
+    folder, path = reviewed("Qzx")
+    path.with_name("review.sqlite").unlink()  # a policy that flags its class contradicts no answers: only a file can
+    rows = [[1, 1, 1], *json.loads(path.read_text())["records"][1:]]
+    bounds = Review(tuple(map(tuple, rows)), json.loads(path.read_text())["cap"]).bounds(False)
+    change(path, records=rows, bound=bounds[0], bound_public=bounds[1], contradicted=True)
     with pytest.raises(Refused, match="one of the two is wrong"):
         make_plan(folder, path)
     assert make_plan(folder, path, "jft").certificate()["bounds"]["delta2"] > 0
@@ -147,6 +150,24 @@ def test_the_answers_beside_the_file_are_counted_again(reviewed):
     copy.mkdir()
     (copy / "review.json").write_text(path.read_text())
     assert read_review(copy / "review.json", screened) != true  # without the answers it is taken as stated
+
+
+def test_whether_a_review_is_fit_is_decided_by_what_is_known_now(reviewed, tmp_path):
+    folder, path = reviewed()
+    screened = Screened.open(folder)
+    change(path, unfit="the policy could not be made again, then")
+    with pytest.raises(BadInput, match="give now; `confide review DIR` counts it again"):
+        read_review(path, screened)
+    store = open_store(folder)
+    save(store)
+    store.close()
+    read_review(path, screened)
+    copy = tmp_path / "elsewhere"
+    copy.mkdir()
+    change(path, unfit="no policy")
+    (copy / "review.json").write_text(path.read_text())
+    with pytest.raises(Refused, match=r"no policy\. When that is mended, `confide review DIR` counts it again"):
+        read_review(copy / "review.json", screened)
 
 
 def test_a_file_of_an_older_confide_is_counted_again(reviewed):

@@ -39,7 +39,8 @@ def assumptions(setting: Setting, evidence: Redraws | Review | None, selected: b
         )
     if setting.k_detected == 0:
         found["mask-consistency"] = (
-            "If the policy detects a secret, it labels the record with <MASK> in the secret's place in the same way."
+            "If a secret is all that one mask of the policy hides (one whole finding, or several), the policy labels the record "
+            "with <MASK> in the secret's place in the same way."
         )
     if setting.recall_class is not None:
         found["recall-class"] = f"The conservative policy flags by construction: {setting.recall_class}."
@@ -84,8 +85,8 @@ def assumptions(setting: Setting, evidence: Redraws | Review | None, selected: b
             "Reviewed records were drawn uniformly with replacement from public and private records before dedup, and "
             "the reviewer found every secret in them and flagged every finding that is no secret; a secret counts as missed "
             "if masking it by hand would change the screened record; labels used to tune a policy are not among them. This "
-            "is the only review of this screening that was begun, or all begun ones are counted. The counts are taken as "
-            "stated"
+            "is the only review of this corpus under these policies, in any copy or screening, or all of them are counted. The "
+            "counts are taken as stated"
         )
         found["evidence"] += "; the ledger named them before training." if setting.evidence else "."
         if setting.recall_class is not None:

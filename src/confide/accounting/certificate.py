@@ -197,6 +197,11 @@ def evidence_from_plain(plain: Mapping[str, Any] | None) -> Evidence | None:
     if plain is None:
         return None
     values = {name: value for name, value in plain.items() if name != "kind"}
+    if plain.get("kind") == "review" and not {"begun", "nonce"} <= values.keys():
+        raise BadInput(
+            "an older confide wrote this certificate, whose review it counted otherwise; count the review again with `confide "
+            "review`, and issue the certificate again"
+        )
     try:
         if plain.get("kind") == "redraws":
             return Redraws(**values)

@@ -107,8 +107,8 @@ def guarantees(accounts: Accounts, delta: float, evidence: Evidence | None) -> l
         found.append(_caught_secret(accounts, delta))
     if accounts.setting.k_detected == 0:
         sentence = (
-            "A secret that the policy detects leaves no trace: the screened corpus is the same whether the record held "
-            "the secret or <MASK>."
+            "A secret that is all that one mask of the policy hides (one whole finding, or several) leaves no trace: the screened "
+            "corpus is the same whether the record held the secret or <MASK>."
         )
         found.append(_guarantee("detected-secret", 0.0, 0.0, 0, sentence))
     found += [_group(accounts, delta, k) for k in accounts.groups]

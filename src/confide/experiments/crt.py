@@ -23,7 +23,7 @@ ATTACKED = tuple(
     for corpus in NAMES for model, methods in METHODS.items() for method in methods
 )  # fmt: skip
 SWEEP = Sweep("share missed", MISSED)
-SHOWN = ("epsilon", "ppl_non_secret", "exposure_mean", "exposure_max", "mia_auc", "mia_blind", "group_auc", "paper_mia", "paper_mia_chance",
+SHOWN = ("epsilon", "line_ppl_non_secret", "exposure_mean", "exposure_max", "mia_auc", "mia_blind", "group_auc", "paper_mia", "paper_mia_chance",
          "paper_group", "paper_group_chance")  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def _against_missed(name: str, number: int, title: str, column: str, claim: str,
                 checks += [Check("rises", (f"sdp {of}",), column, f"sdp {of} rises with the share missed")]
             checks += [Check("chance", (f"crt {of}",), column, f"crt {of} stays at chance", level)]
     shown = tuple(
-        one for one in SHOWN if one.startswith(column.partition("_")[0]) or one in ("epsilon", "ppl_non_secret")
+        one for one in SHOWN if one.startswith(column.partition("_")[0]) or one in ("epsilon", "line_ppl_non_secret")
     )
     return Study(
         name, f"CRT, Figure {number}", title, claim, ATTACKED, shown, SWEEP, y=column, checks=tuple(checks), attack=("exposure", "membership"),

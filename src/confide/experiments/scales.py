@@ -123,7 +123,7 @@ def _two_cores() -> Scale:
             "encoder": {"model": "minilm", "max_length": 64, "epochs": 3, "batch_size": 32, "microbatch": 64, "learning_rate": 1e-4, **CLASSES, **tuned},
         },
         methods={
-            "crt": {**noised, "private_learning_rate": 1e-3}, "dpsgd": {**noised, "learning_rate": 1e-2}, "sdp": {**noised, "private_learning_rate": 1e-3},
+            "crt": {**noised, "private_learning_rate": 5e-3}, "dpsgd": {**noised, "learning_rate": 1e-2}, "sdp": {**noised, "private_learning_rate": 1e-3},
             "jft": {**noised, "private_learning_rate": 2e-3, "phase1_epochs": 8, "epochs": 8},
             "public lines": {"epochs": 2},
             "lstm plain whole": {"epochs": 6, "learning_rate": 4e-3, "batch_size": 64, "validation_share": 0.05},
@@ -137,6 +137,7 @@ def _two_cores() -> Scale:
                                       "private_learning_rate": 1e-4} for name in PRIVATE},
             **{f"encoder {name}": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "epochs": 5, "private_learning_rate": 5e-4}
                for name in PRIVATE},
+            "encoder dpsgd": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "epochs": 10, "learning_rate": 2e-3},
             "encoder jft": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "phase1_epochs": 3, "epochs": 2,
                             "private_learning_rate": 2e-4},
             "pretrained jft": {"epsilon": 3.0, "delta": 1e-6, "clip_norm": 0.1, "private_batch_size": 64, "phase1_epochs": 2, "epochs": 2,

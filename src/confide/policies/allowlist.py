@@ -22,9 +22,8 @@ _PIECE = re.compile(r"([^\W\d_]+)|[^\s.,;:!?'’\"“”()…–—-]")
 )
 class Allowlist(Policy):
     """*Formal guarantees.* A text without a finding consists of listed words, white space and the signs
-    . , ; : ! ? ' " ( ) … – — - only (a word is a run of letters; "don't" is two). So every secret with a word outside the list, a digit or another sign is flagged
-    wherever it occurs (guarantees §3): joining it to letters around it makes one word that is not on the list, or is
-    a listed word that is not the secret.
+    . , ; : ! ? ' " ( ) … – — - only (a word is a run of letters; "don't" is two). So every secret with a whole word outside the list, a digit or another sign
+    is flagged wherever it occurs (guarantees §3). A word that the record continues is not whole: the longer one may be on the list.
     """
 
     name = "allowlist"
@@ -39,10 +38,7 @@ class Allowlist(Policy):
         if not self._words or not all(word.isalpha() for word in self._words):
             raise BadInput(f"{path}: a public word list has one word a line, of letters alone (don't is don and t)")
         which = "the built-in English word list" if path is None else "the given public word list"
-        self.recall_class = (
-            f"secrets that hold a word outside {which} (in any case), a digit, or a sign other than common punctuation, "
-            "and are not part of a longer word"
-        )
+        self.recall_class = f"secrets that hold a whole word outside {which} (in any case), a digit, or a sign other than common punctuation"
         self.files = () if path is None else (path,)
 
     def find(self, text: str) -> list[Finding]:

@@ -39,7 +39,8 @@ class Policy:
 
     name: str = ""
     consistency: Literal["local", "alone", "none"] = "none"
-    recall_class: str | None = None  # the secrets that it flags by construction, in words
+    # The secrets that it flags by construction, in words: those inside which it finds something, wherever they stand.
+    recall_class: str | None = None
     warnings: tuple[str, ...] = ()  # what a user must know before trusting it
     pipeline: str = ""  # the model that it runs, with its version
     files: tuple[str, ...] = ()  # that it was made from; a resumed screening must find them unchanged

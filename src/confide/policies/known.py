@@ -49,9 +49,7 @@ class Known(Policy):
             key = entry[:PREFIX]
             self._lengths[key] = self._lengths.get(key, 0) | 1 << len(entry)
         self._probes = sorted({min(PREFIX, len(entry)) for entry in self._entries})
-        self.recall_class = (
-            "secrets on the list of known ones, in any case and spacing, that no other letter or digit continues"
-        )
+        self.recall_class = "secrets that hold an entry of the list of known ones, in any case and spacing, that no other letter or digit continues"
         self.files = (path,)
 
     def find(self, text: str) -> list[Finding]:

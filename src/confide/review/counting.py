@@ -8,9 +8,10 @@ What counts, and why the bound holds (guarantees §4.4):
   next record, since the bound holds at all moments at once. Leaving out one in between is not: a record before it that
   nobody answered counts as skipped, `cap` secrets of which all were missed.
 * A record counts once, however many people saw it. Missed is what anyone marked; found is what nobody called a false
-  alarm. An answer outweighs another reviewer's skip. A secret that the policy found in part, where a mark covers more
-  than the finding, is one missed secret.
-* A found secret counts as missed all the same if masking it by hand would change the screened record (guarantees §3).
+  alarm. An answer outweighs another reviewer's skip. A mark takes the place of the findings that it overlaps, whether it
+  covers more than they do or a part of them.
+* A found secret counts as missed all the same if masking it by hand would change the screened record (guarantees §3),
+  unless everyone who answered calls it a false alarm.
 * Where the conservative policy flags a class of secrets by construction, secrets of that class are counted for themselves:
   only for them is nothing public that was missed.
 * Of more than `cap` secrets, `cap` count, chosen by the draw's coin. False alarms never count.
@@ -22,7 +23,7 @@ import functools
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -48,38 +49,63 @@ class Judged(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """What one draw that counts shows: all secrets of the record, and those that the cap leaves, of the class and of all."""
+    """What one draw that counts shows: all secrets of the record, those of the class, and what the cap leaves of each."""
 
     private: bool
     secrets: tuple[Judged, ...]
+    members: tuple[Judged, ...]
     of_class: tuple[Judged, ...]
     of_all: tuple[Judged, ...]
 
 
 Draws = Sequence[Draw | str]
 Rows = tuple[tuple[int, int, int] | str, ...]
+InClass = Callable[[Secret, bool], bool]
 
 
-def judged(found: Sequence[Secret], states: Sequence[State], showing: Collection[Secret] = ()) -> list[Judged]:
-    """The secrets of a record after everyone's answers. `showing`: found ones that count as missed.
+def judged(
+    found: Sequence[Secret],
+    states: Sequence[State],
+    showing: Collection[Secret] = (),
+    in_class: InClass = lambda one, missed: True,
+    members: bool = False,
+) -> list[Judged]:
+    """The secrets of a record after everyone's answers. `showing`: found ones that count as missed. `in_class`: whether a
+    secret, missed or not, is of the class flagged by construction; `members`: only those that are.
 
-    *Formal guarantees.* For each reviewer alone there are at least as many missed secrets and at most as many found
-    ones: the union can only raise the bound.
+    *Formal guarantees.* Of the class, and of all, there are at least as many missed secrets and at most as many found ones
+    as for each reviewer alone: the union can only raise the bound.
     """
-    marks = sorted((one, who) for who, state in enumerate(states) for one in state.missed)
-    clusters: list[tuple[int, dict[int, list[Secret]]]] = []  # marks that overlap, by reviewer, and where they end
-    for one, who in marks:
+    alarms = {span for state in states for span in state.alarms}
+    marks = {(one.start, one.end) for state in states for one in state.missed}
+    clusters: list[tuple[int, dict[int, list[Judged]]]] = []  # missed ones that overlap, by reviewer; where they end
+    by_person = [(one, who) for who, state in enumerate(states) for one in _missed(state, showing)]
+    for one, who in sorted(by_person if states else [(one, 0) for one in showing]):
+        secret = Judged(*one, True, in_class(one, True))
+        if members and not secret.in_class:
+            continue
         if clusters and one.start < clusters[-1][0]:
             end, by = clusters[-1]
             clusters[-1] = (max(end, one.end), by)
         else:
             by = {}
             clusters.append((one.end, by))
-        by.setdefault(who, []).append(one)
+        by.setdefault(who, []).append(secret)
     missed = [one for _, by in clusters for one in max(by.values(), key=len)]
-    taken = [*(span for state in states for span in state.alarms), *((one.start, one.end) for one, _ in marks)]
-    left = [one for one in found if not any(start < one.end and one.start < end for start, end in taken)]
-    return sorted([Judged(*one, True) for one in missed] + [Judged(*one, one in showing) for one in left])
+    left = [Judged(*one, False, in_class(one, False)) for one in found if one not in showing]
+    left = [one for one in left if not _overlaps(one, alarms | marks) and (one.in_class or not members)]
+    return sorted(missed + left)
+
+
+def _missed(state: State, showing: Collection[Secret]) -> list[Secret]:
+    """What counts as missed for one reviewer alone: own marks, and what an answer leaves standing of `showing`."""
+    taken = {*state.alarms, *((one.start, one.end) for one in state.missed)}
+    shown = showing if state.status == "answered" else ()
+    return [*state.missed, *(one for one in shown if not _overlaps(one, taken))]
+
+
+def _overlaps(one: Secret | Judged, spans: Collection[tuple[int, int]]) -> bool:
+    return any(start < one.end and one.start < end for start, end in spans)
 
 
 def chosen(secrets: Sequence[Judged], cap: int, coin: bytes) -> list[Judged]:
@@ -92,23 +118,26 @@ def chosen(secrets: Sequence[Judged], cap: int, coin: bytes) -> list[Judged]:
     return [ordered[rank] for rank in sorted(ranks[:cap])]
 
 
-def _record(store: Store, record: int) -> tuple[bool, tuple[Judged, ...]] | str | None:
-    """Whether a record is private, and its secrets; "skipped"; or None if nobody has answered it."""
+Counted = tuple[bool, tuple[Judged, ...], tuple[Judged, ...]]
+
+
+def _record(store: Store, record: int) -> Counted | str | None:
+    """Whether a record is private, its secrets, and those of the class; "skipped"; or None if nobody has answered it."""
     if record not in store.counted:
         states = [store.state(record, who) for who in store.reviewers()]
         statuses = {state.status for state in states}
         if "answered" in statuses:
             shown = store.records.read(record)
-            secrets = judged(shown.found, states, store.policies.showing(record, shown))
-            store.counted[record] = (shown.private, tuple(_classed(store, shown, one) for one in secrets))
+            answers = (shown.found, states, store.policies.showing(record, shown), _in_class(store, shown))
+            store.counted[record] = (shown.private, tuple(judged(*answers)), tuple(judged(*answers, members=True)))
         else:
             store.counted[record] = SKIPPED if "skipped" in statuses else None
-    found: tuple[bool, tuple[Judged, ...]] | str | None = store.counted[record]
+    found: Counted | str | None = store.counted[record]
     return found
 
 
-def _classed(store: Store, shown: Shown, one: Judged) -> Judged:
-    return one._replace(in_class=store.policies.in_class(shown.text[one.start : one.end], one.missed))
+def _in_class(store: Store, shown: Shown) -> InClass:
+    return lambda one, missed: store.policies.in_class(shown.text, one.start, one.end, missed)
 
 
 def counted(store: Store) -> list[Draw | str]:
@@ -123,11 +152,9 @@ def counted(store: Store) -> list[Draw | str]:
         if found is None or isinstance(found, str):
             out.append(SKIPPED)
         else:
-            private, secrets = found
-            of_all = tuple(chosen(secrets, store.cap, coin))
-            of_class = [one for one in secrets if one.in_class]
-            same = len(of_class) == len(secrets)
-            out.append(Draw(private, secrets, of_all if same else tuple(chosen(of_class, store.cap, coin)), of_all))
+            private, secrets, members = found
+            of_class, of_all = (tuple(chosen(some, store.cap, coin)) for some in (members, secrets))
+            out.append(Draw(private, secrets, members, of_class, of_all))
     return out
 
 
@@ -219,7 +246,7 @@ def result(store: Store, draws: Draws | None = None) -> dict[str, Any]:
 
 def _left_out(draw: Draw) -> int:
     """Secrets that `records` would count if there were no cap."""
-    return sum(one.in_class for one in draw.secrets) - len(draw.of_class)
+    return len(draw.members) - len(draw.of_class)
 
 
 def _outside_class(store: Store, draws: Draws) -> dict[str, int] | None:

@@ -319,7 +319,8 @@ def _help(store: Store) -> str:
         '<dialog id="help" aria-labelledby="help-title"><h2 id="help-title" tabindex="-1" autofocus>Help</h2>'
         "<p>You see records drawn at random, as they were before redaction. What the policy found is marked. "
         "Mark every secret that it missed; flag findings that are no secrets. A secret found only in part was missed: "
-        "select all of it.</p>"
+        "select all of it. Where the secret is only a part of a finding, select that part: it counts as missed unless redaction "
+        "hides it all the same.</p>"
         f"<p>At most {many(store.cap, 'secret')} of a record count, chosen at random if there are more. You may stop whenever you like: "
         "the bound holds at every moment. Do not answer with the bound in mind; a wrong answer is the one thing it cannot see.</p>"
         f"<dl>{rows}</dl>"

@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ..errors import BadInput
 from ..policies import Finding, Policy, load
 from ..records import MARK
+from ..screening.manifest import policy_files
 from .records import Secret, Shown, joined
 
 Span = tuple[int, int]
+PARTS = ("digits", "everything")  # policies whose class holds parts of their findings too
 
 
 def _spans(secrets: Iterable[Secret]) -> list[Span]:
@@ -23,12 +26,16 @@ def _spans(secrets: Iterable[Secret]) -> list[Span]:
 class Policies:
     """The policies of one screening. `unfit` says why what is counted with them cannot be evidence; None: it can.
 
+    `folder`: of the screening, with its key.
+
     *Formal guarantees.* Where something cannot be known, counts err on the side of a larger bound: a found secret counts as
-    missed, and only missed secrets count as being of the class.
+    missed, and only missed secrets count as being of the class. Policies whose files are not those of the screening make no
+    evidence.
     """
 
-    def __init__(self, manifest: Mapping[str, Any]) -> None:
+    def __init__(self, manifest: Mapping[str, Any], folder: Path | None = None) -> None:
         facts = manifest["certificate"]
+        self._manifest, self._folder = manifest, folder
         self.unfit: str | None = unfit_screening(manifest)
         self._whole_documents = _reads_groups(manifest)
         self._classes: list[Policy] | None = None
@@ -39,21 +46,43 @@ class Policies:
         # The class in force: None where δ₂ is 0 for all secrets, or for none, by construction.
         self.recall_class: str | None = None if facts["conservative"] == "everything" else facts["recall_class"]
         if not self.consistent and not self._whole_documents:
-            self._policy = self._load(manifest["policy"]["spec"])
+            self._policy = self._load("policy")
         if self.recall_class is not None:
-            self._conservative = self._load(manifest["conservative"]["spec"])
+            self._conservative = self._load("conservative")
             self._classes = None if self._conservative is None else list(_by_construction(self._conservative))
-        self._in_class = functools.lru_cache(1 << 16)(self._flagged_alone)
+        self._class_spans = functools.lru_cache(8)(self._find_class)
 
-    def _load(self, spec: str) -> Policy | None:
+    def _load(self, name: str) -> Policy | None:
         try:
-            return load(spec)
+            return self._made(name)
         except BadInput as error:
             self._say(
-                f"the policy {spec} of the screening cannot be made again, which tells what masking a secret would change "
-                f"({error}); bring it back, or work in the folder where the corpus was screened"
+                f"the policy {self._manifest[name]['spec']} of the screening cannot be made again, which tells what masking a "
+                f"secret would change ({error}); bring it back, or work in the folder where the corpus was screened"
             )
             return None
+
+    def _made(self, name: str) -> Policy:
+        """A policy of the screening, made from the same files."""
+        stated = self._manifest[name]
+        policy = load(stated["spec"])
+        if not policy.files:
+            return policy
+        if "files" not in stated:
+            raise BadInput("an older confide screened, which kept no digest of its files; screen again")
+        then, now = ([one["digest"] for one in some] for some in (stated["files"], policy_files(policy, self._key())))
+        if then != now or "" in now:
+            changed = [one["path"] for one in stated["files"] if not one["digest"] or one["digest"] not in now]
+            raise BadInput(f"{', '.join(changed) or 'the files'} changed since the corpus was screened")
+        return policy
+
+    def _key(self) -> bytes:
+        try:
+            return bytes.fromhex(((self._folder or Path()) / "key").read_text("ascii").strip())
+        except (OSError, ValueError):
+            raise BadInput(
+                "the key in the screened folder, which tells whether its files are the same, is gone"
+            ) from None
 
     def _say(self, why: str) -> None:
         self.unfit = self.unfit or why
@@ -89,14 +118,38 @@ class Policies:
             )
         return same
 
+    def hides(self, shown: Shown, start: int, end: int) -> bool:
+        """Whether redaction hides a found secret, or this part of one, whole, so that there is nothing to mark.
+
+        *Formal guarantees.* If so, t(s) = t(s[x→MASK]) for the part x, as in `showing`. Where it cannot be known, the answer is
+        no, and a mark there counts as missed: the policy cannot be made again, or saw the record in pieces (the turns of a chat,
+        the units that dedup compares) that are not known here; pieces are the same to "local" policies, which look no further
+        than the next character.
+        """
+        if self.consistent and (start, end) in _spans(shown.found):
+            return True
+        if self._whole_documents or (self._policy is None and not self.consistent):
+            return False
+        if self._policy is None:
+            try:
+                self._policy = self._made("policy")
+            except BadInput:
+                return False
+        pieces = shown.chat or self._manifest["certificate"]["units_per_record"] == "several"
+        if self._policy.consistency == "alone" and pieces:
+            return False
+        return self._masks(shown.text) == _spans(shown.found) and not self._shows(shown, Secret(start, end, ""))
+
     def _shows(self, shown: Shown, one: Secret) -> bool:
-        if shown.chat and "\n" in shown.text[one.start : one.end]:
+        """Whether masking a found secret, or a part of one, moves a mask."""
+        whole = next(two for two in shown.found if two.start <= one.start and one.end <= two.end)
+        if shown.chat and "\n" in shown.text[whole.start : whole.end]:
             return True
         masked = shown.text[: one.start] + MARK + shown.text[one.end :]
         less = one.end - one.start - len(MARK)
-        before = [at for at in _spans(shown.found) if at[0] < one.start]
-        after = [(start - less, end - less) for start, end in _spans(shown.found) if start > one.start]
-        return self._masks(masked) != [*before, (one.start, one.start + len(MARK)), *after]
+        before = [at for at in _spans(shown.found) if at[0] < whole.start]
+        after = [(start - less, end - less) for start, end in _spans(shown.found) if start > whole.start]
+        return self._masks(masked) != [*before, (whole.start, whole.end - less), *after]
 
     def _masks(self, text: str) -> list[Span]:
         """Where redaction would put masks."""
@@ -111,17 +164,29 @@ class Policies:
             self._say(f"a policy of the screening fails now ({error}); mend it")
             return []
 
-    def in_class(self, secret: str, missed: bool) -> bool:
-        """Whether a secret is of the class that the conservative policy flags by construction; all are, if that is no part.
+    def in_class(self, text: str, start: int, end: int, missed: bool) -> bool:
+        """Whether a secret of a record is of the class that the conservative policy flags by construction; all are, if that is
+        no part.
 
-        *Formal guarantees.* A secret is of the class if a member that has a class finds something in the secret's own text.
+        *Formal guarantees.* A secret is of the class if a member that has a class finds something in the whole record that
+        lies inside the secret, or, of the policies in `PARTS`, touches it. So the record of such a secret is flagged.
         """
         if self.recall_class is None:
             return True
-        return missed if self._classes is None else self._in_class(secret)
+        if self._classes is None:
+            return missed
+        return any(
+            (low < end and start < high) if part else (start <= low and high <= end)
+            for low, high, part in self._class_spans(text)
+        )
 
-    def _flagged_alone(self, secret: str) -> bool:
-        return any(self._find(policy, secret) for policy in self._classes or ())
+    def _find_class(self, text: str) -> list[tuple[int, int, bool]]:
+        return [
+            (one.start, one.end, policy.name in PARTS)
+            for policy in self._classes or ()
+            for one in self._find(policy, text)
+            if one.end > one.start
+        ]
 
 
 def _by_construction(policy: Policy) -> Iterable[Policy]:

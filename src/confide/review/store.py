@@ -14,8 +14,9 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,11 @@ class Store:
     def __init__(self, screened: Screened, reviewer: str, connection: sqlite3.Connection) -> None:
         self.screened, self.reviewer, self._connection = screened, reviewer, connection
         self.records = Records(screened)
-        self.policies = Policies(screened.manifest)
+        self.policies = Policies(screened.manifest, screened.folder)
         self._lock = threading.RLock()
         facts = {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM facts")}
         self.cap, self.confidence = int(facts["cap"]), float(facts["confidence"])
-        self.begun, self.nonce = int(facts.get("begun", 1)), str(facts.get("nonce", ""))
+        self.begun, self._nonce = int(facts.get("begun", 1)), str(facts.get("nonce", ""))
         self.beta = (1 - self.confidence) * share_of_error(self.begun)  # what this review's bounds may spend in all
         self.types: tuple[str, ...] = tuple(facts["types"])
         self.draws: list[tuple[int, bytes]] = []  # record and coin, in the order of the draw
@@ -132,6 +133,12 @@ class Store:
         else:
             before = self._states.get(key, State())
             self._states[key] = _fold(State(before.status, before.missed, before.alarms, version), [action])
+
+    @property
+    def nonce(self) -> str:
+        """Random, and another one when the sample has grown: two that went on from copies of one review are told apart."""
+        last = self.draws[-1][1] if self.draws else b""
+        return blake2b(self._nonce.encode() + last, digest_size=16).hexdigest()
 
     def reviewers(self) -> list[str]:
         """Everyone who has done something, in the order of their names."""
@@ -198,7 +205,7 @@ class Store:
                     "do it again if it is still right."
                 )
             if kind == "mark":
-                start, end = _checked(self.records.read(record), start, end)
+                start, end = self._checked(self.records.read(record), start, end)
                 if type not in self.types:
                     raise BadInput("no such type of secret")
             elif kind == "unmark" and (start, end) not in {(one.start, one.end) for one in state.missed}:
@@ -210,6 +217,19 @@ class Store:
                     raise BadInput("that is so already")
             spans = kind in ("mark", "unmark", "flag", "unflag")
             self._add(record, kind, (start, end) if spans else (0, 0), type if kind == "mark" else "", None)
+
+    def _checked(self, shown: Shown, start: int, end: int) -> tuple[int, int]:
+        """A selection without the blanks around it, if it can be a missed secret."""
+        if not 0 <= start < end <= len(shown.text):
+            raise BadInput("select some text of the record first")
+        text = shown.text[start:end]
+        start, end = start + len(text) - len(text.lstrip()), end - len(text) + len(text.rstrip())
+        if start >= end:
+            raise BadInput("the selection holds nothing but blanks")
+        inside = any(one.start <= start and end <= one.end for one in shown.found)
+        if inside and self.policies.hides(shown, start, end):
+            raise BadInput("The policy has found that already, and redaction hides it whole: nothing to mark.")
+        return start, end
 
     def undo(self, number: int) -> int:
         """Take back this reviewer's latest action, if it is still the one with this number. Out: its record's place."""
@@ -235,6 +255,8 @@ class Store:
             _draw(self._connection, self.screened, self.records, len(self.draws), sample)
 
     def close(self) -> None:
+        with suppress(sqlite3.Error):  # of one that is only read, or in use elsewhere
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._connection.close()
 
 
@@ -276,15 +298,21 @@ def open_store(
 
 def read_store(screened: Screened, path: Path) -> Store:
     """The review in a file as it stands, to be counted again; nothing is written."""
-    try:
-        connection = sqlite3.connect(
-            f"{path.resolve().as_uri()}?mode=ro", timeout=10, uri=True, check_same_thread=False
-        )
-        facts = {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM facts")}
-        _same(screened, facts, None, None)
-        return Store(screened, "reviewer", connection)
-    except sqlite3.Error as error:
-        raise BadInput(f"cannot read the review {path} ({error.sqlite_errorname}); put it back from a copy") from None
+    # SQLite wants a file beside it even for reading; in a folder that cannot be written it reads only what is whole.
+    later = path.with_name(path.name + "-wal")
+    whole = [] if later.exists() and later.stat().st_size else ["mode=ro&immutable=1"]
+    failed = ""
+    for mode in ["mode=ro", *whole]:
+        try:
+            connection = sqlite3.connect(
+                f"{path.resolve().as_uri()}?{mode}", timeout=10, uri=True, check_same_thread=False
+            )
+            facts = {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM facts")}
+            _same(screened, facts, None, None)
+            return Store(screened, "reviewer", connection)
+        except sqlite3.Error as error:
+            failed = error.sqlite_errorname
+    raise BadInput(f"cannot read the review {path} ({failed}); put it back from a copy")
 
 
 def _check(name: str, number: int, most: int) -> None:
@@ -405,16 +433,3 @@ def _fold(state: State, actions: list[_Action]) -> State:
         else:
             status = {"answer": "answered", "skip": "skipped"}[action.kind]
     return State(status, tuple(missed), frozenset(alarms), state.version)
-
-
-def _checked(shown: Shown, start: int, end: int) -> tuple[int, int]:
-    """A selection without the blanks around it, if it can be a missed secret."""
-    if not 0 <= start < end <= len(shown.text):
-        raise BadInput("select some text of the record first")
-    text = shown.text[start:end]
-    start, end = start + len(text) - len(text.lstrip()), end - len(text) + len(text.rstrip())
-    if start >= end:
-        raise BadInput("the selection holds nothing but blanks")
-    if any(one.start <= start and end <= one.end for one in shown.found):
-        raise BadInput("The policy has found that already; mark only what it missed.")
-    return start, end

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import __version__
@@ -67,6 +69,19 @@ def manifest(
         "digest": digest,
         "warnings": _warnings(options, policy, conservative, counts, private),
     }
+
+
+def policy_files(policy: Policy, key: bytes) -> list[dict[str, str]]:
+    """The files that a policy was made from, with keyed digests: without the key they confirm no guess of a list's entries."""
+    return [{"path": str(Path(path).resolve()), "digest": _file_digest(Path(path), key)} for path in policy.files]
+
+
+def _file_digest(path: Path, key: bytes) -> str:
+    """Empty for what cannot be read, which is then equal to nothing."""
+    try:
+        return blake2b(path.read_bytes(), key=key, digest_size=32).hexdigest()
+    except OSError:
+        return ""
 
 
 def certificate_facts(

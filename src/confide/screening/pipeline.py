@@ -29,7 +29,7 @@ from .batches import DIGEST, content_digest, notes_of
 from .canaries import CanaryChunk, canary_chunk, parse_canaries, plant
 from .dedup import Bloom, Shuffle, bloom_copies, verified_copies
 from .executors import Executor, Job, executor
-from .manifest import Filter, manifest
+from .manifest import Filter, manifest, policy_files
 from .options import CHUNK, Options
 from .output import SENSITIVE, Parts, finish, partial_folder, read_table, write_private, write_table
 from .slots import IDENTITY, PRIVATE, PUBLIC, Later, Marked, enter, enter_ids, flat_digests
@@ -118,10 +118,12 @@ def screen(
         if not (folder / "manifest.json").exists():
             key = _key(folder, key)
             write_private(folder / "SENSITIVE", SENSITIVE)
+            made_from = [policy_files(one, key) for one in (found, conservative)]  # as they are now: a review compares
             work = _Work(folder, files, options, key, tick)
             with executor(options, key, workers or _workers(files), cluster) as run:
                 work.run(run)
             manifest = work.write(found, conservative, given_key)
+            manifest["policy"]["files"], manifest["conservative"]["files"] = made_from
             write_private(folder / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
         finish(folder, out)
     return Screened.open(out)

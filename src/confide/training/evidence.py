@@ -12,6 +12,7 @@ from ..accounting.guarantees import public_misses
 from ..errors import BadInput, Refused
 from ..screening import Screened
 
+FILE = "review.sqlite"
 AGAIN = "`confide review DIR` counts it again from the answers"
 
 
@@ -19,8 +20,9 @@ def read_review(path: str | Path, screened: Screened) -> Review:
     """The evidence of a review of this corpus, from the review.json that `confide review` keeps.
 
     *Formal guarantees.* Its bounds are those of the records stated, of which there are no more than were drawn. Where the
-    answers lie beside the file, the evidence is what they give when they are counted again. That people answered rightly,
-    and that the files were not made up, is taken on trust, and the certificate says so.
+    answers lie beside the file, the evidence is what they give when they are counted again, and whether it may be evidence
+    is what is known now. That people answered rightly, and that the files were not made up, is taken on trust, and the
+    certificate says so.
     """
     from ..review.policies import unfit_screening  # here: most plans have no review
 
@@ -32,13 +34,19 @@ def read_review(path: str | Path, screened: Screened) -> Review:
         )
     if not evidence.records:
         raise BadInput(f"{path}: nothing was reviewed yet; go on with `confide review DIR`")
-    if unfit := unfit_screening(screened.manifest) or found["unfit"]:
+    if unfit := unfit_screening(screened.manifest):
         raise Refused(f"{path} cannot go into a certificate: {unfit}")
+    now = _count_again(path, screened)
+    if found["unfit"] and now is None:
+        raise Refused(
+            f"{path} cannot go into a certificate: {found['unfit']}. When that is mended, {AGAIN}; they are not beside it"
+        )
     if not isinstance(found["draws"], int) or len(evidence.records) > found["draws"]:
         raise BadInput(f"{path} counts more records than were drawn: it was changed; {AGAIN}")
     if not _agree(found, evidence, screened):
         raise BadInput(f"{path} states other bounds than its records give: it was changed; {AGAIN}")
-    _refuse_other_answers(path, evidence, screened)
+    if now is not None and (found["unfit"] or evidence != now):
+        raise BadInput(f"{path} is not what the answers in {path.with_name(FILE)} give now; {AGAIN}")
     return evidence
 
 
@@ -71,13 +79,14 @@ def _agree(found: dict[str, Any], evidence: Review, screened: Screened) -> bool:
     return numbers and found["contradicted"] is contradicted
 
 
-def _refuse_other_answers(path: Path, evidence: Review, screened: Screened) -> None:
+def _count_again(path: Path, screened: Screened) -> Review | None:
+    """What the answers beside the file give now; None if there are none."""
     from ..review.counting import result
-    from ..review.store import FILE, read_store
+    from ..review.store import read_store
 
     answers = path.with_name(FILE)
     if not answers.exists():
-        return
+        return None
     store = read_store(screened, answers)
     try:
         found = result(store)
@@ -86,5 +95,4 @@ def _refuse_other_answers(path: Path, evidence: Review, screened: Screened) -> N
     if found["unfit"]:
         raise Refused(f"{path} cannot go into a certificate: {found['unfit']}")
     records = tuple(one if isinstance(one, str) else tuple(one) for one in found["records"])
-    if evidence != Review(records, found["cap"], found["confidence"], found["begun"], found["nonce"]):
-        raise BadInput(f"{path} is not what the answers in {answers} give; {AGAIN}")
+    return Review(records, found["cap"], found["confidence"], found["begun"], found["nonce"])
