@@ -47,7 +47,7 @@ lint: $(STAMPS)/dev
 	$(BIN)/mypy
 
 test: lint $(STAMPS)/browser
-	OMP_NUM_THREADS=1 CONFIDE_AXE=$$(ls $(AXE)/node_modules/axe-core/axe.min.js 2>/dev/null) $(BIN)/pytest -q -n $(WORKERS) --dist loadgroup
+	OMP_NUM_THREADS=1 CONFIDE_AXE=$$(ls $(AXE)/node_modules/axe-core/axe.min.js 2>/dev/null) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile
 
 bench: $(STAMPS)/bench
 	$(BIN)/python benchmarks/accounting.py

@@ -24,14 +24,6 @@ settings.register_profile("same everywhere", derandomize=True, deadline=None, ph
 settings.load_profile("same everywhere")
 
 KEY = b"k" * 32
-TOGETHER = ("attacks", "models", "reporting", "review", "training")  # folders whose tests share what takes long to make
-
-
-def pytest_collection_modifyitems(items):
-    """Tests of a file in these folders, and those of the demo, run in one worker: what they share is then made once."""
-    for item in items:
-        if item.path.parent.name in TOGETHER or "shown" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture

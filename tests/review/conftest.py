@@ -4,6 +4,7 @@ The toy policy finds K1, K2, … (KEY) and P1, P2, … (PIN); it misses Q1, Q2, 
 but says nothing about a class of its own, so that misses can be private (Q1) or public ("zebra").
 """
 
+import inspect
 import json
 import os
 import re
@@ -83,8 +84,11 @@ def label():
     return answer
 
 
-SERVER = """
-import sys
+SERVER = f"""
+import re, sys
+{inspect.getsource(find)}
+{inspect.getsource(digits)}
+sys.modules["toy_review"] = sys.modules["__main__"]
 from confide.review import serve
 serve(sys.argv[1], port=int(sys.argv[2]), open_browser=sys.argv[3] == "True", say=lambda text: print(text, flush=True))
 """
