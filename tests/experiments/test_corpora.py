@@ -337,7 +337,8 @@ def test_bad_files_are_refused_by_file_and_line_without_their_text(tmp_path, cas
 
 
 @pytest.mark.parametrize(
-    "content", [b"\x1f\x8b\x08", gzip.compress(b"\xff\xfe\xfa", mtime=0), gzip.compress(b"a" * 999, mtime=0)[:-9], b"plain"]
+    "content",
+    [b"\x1f\x8b\x08", gzip.compress(b"\xff\xfe\xfa", mtime=0), gzip.compress(b"a" * 999, mtime=0)[:-9], b"plain"],
 )
 def test_damaged_archives_and_encodings_are_refused(tmp_path, content):
     papers.write_wikitext2(tmp_path)
