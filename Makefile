@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
-WORKERS ?= 2
+WORKERS ?= 3
 AXE := $(VENV)/axe
 
 .PHONY: setup demo test lint bench clean

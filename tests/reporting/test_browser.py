@@ -56,7 +56,6 @@ def test_the_page_opens_offline_asks_for_nothing_and_runs_nothing(opened, pages,
 @pytest.mark.parametrize("name", ["report", "shareable", "comparison"])
 def test_axe_finds_no_serious_fault(opened, faults, name, scheme):
     page = opened(name, color_scheme=scheme)
-    assert faults(page) == []
     page.evaluate("() => document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     assert faults(page) == []
 
