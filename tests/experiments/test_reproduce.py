@@ -164,8 +164,9 @@ def test_claims_about_a_shape_are_held_against_the_numbers():
     assert not holds(Check("below", ("a", "b"), "ppl", ""), result)[0]
     assert holds(Check("within", ("a", "b"), "ppl", "", 1.7), result)[0]
     assert not holds(Check("within", ("a", "b"), "ppl", "", 1.5), result)[0]
-    assert not holds(Check("chance", ("a",), "ppl", "", 0.5), result)[0]
+    assert not holds(Check("chance", ("a",), "ppl", "", 0.1), result)[0]
     assert holds(Check("chance", ("a",), "ppl", "", 2.0), result)[0]
+    assert holds(Check("chance", ("b",), "ppl", "", 2.0), result)[0] is None  # of two runs
     assert holds(Check("rises", ("absent",), "ppl", ""), result) == (None, "not measured yet")
     head, lines = table(result)
     assert head == ["run", "what", "missed 0", "missed 0.5", "seeds"]

@@ -46,8 +46,8 @@ SEARCH = Study(
         for method, some in SEARCHED.items() for options in some
     ),
     ("epsilon", "ppl", "ppl_non_secret", "ppl_secret"), split="valid",
-    notes="Every run of a search on the same private records is a release of its own: whoever chooses by them spends the sum. Nine runs at ε 2.74 compose to "
-    "less than nine times it, and `confide train --tuning-runs` counts them; the certificates of the other tables are those of single runs, and do not.",
+    notes="Every run of a search on the same private records is a release of its own: whoever chooses by them spends them all. Together they cost less than "
+    "the sum of their ε, and `confide train --tuning-runs` counts them; the certificates of the other tables are those of single runs, and do not.",
 )  # fmt: skip
 HEADLINE = Study(
     "headline", "Ours", "the headline: CustomerSim at a sound ε of at most 2.74, against the published 10.42",

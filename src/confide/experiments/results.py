@@ -17,6 +17,8 @@ from .numbers import COLUMNS, epochs, numbers
 from .scales import Scale
 from .study import Check, Planned, Study, jobs
 
+UNMEASURED = "not measured yet"
+FEWEST = 3  # runs that tell whether a row is at chance
 Key = tuple[str, float | None]  # a row's name, and the value of the sweep
 
 
@@ -177,7 +179,7 @@ def holds(check: Check, result: Result) -> tuple[bool | None, str]:
     values = result.values(first)
     points = [(value, point) for value in values if (point := result.point((first, value), check.column)) is not None]
     if not points:
-        return None, "not measured yet"
+        return None, UNMEASURED
     if check.kind in ("rises", "falls"):
         low, high = points[0], points[-1]
         if low[0] == high[0]:
@@ -188,12 +190,14 @@ def holds(check: Check, result: Result) -> tuple[bool | None, str]:
     if check.kind == "chance":
         worst = max(points, key=lambda one: one[1].mean)
         pooled = [row[check.column] for row in result.rows if row["row"] == first and row.get(check.column) is not None]
-        mean, deviation = statistics.fmean(pooled), statistics.stdev(pooled) if len(pooled) > 1 else math.inf
-        error = 1.96 * deviation / math.sqrt(len(pooled))
-        return (
-            mean - error <= check.level,
-            f"mean {mean:.2f} ± {error:.2f} over {len(pooled)} runs, chance {check.level:g}; largest at one value {worst[1].mean:.2f}",
-        )
+        if len(pooled) < FEWEST:
+            return (
+                None,
+                f"{len(pooled)} of the {FEWEST} runs that it takes to tell; so far {worst[1].mean:.2f}, chance {check.level:g}",
+            )
+        mean = Point(statistics.fmean(pooled), statistics.stdev(pooled), len(pooled))
+        said = f"mean {mean.mean:.2f} ± {mean.error:.2f} (95 %) over {mean.number} runs, chance {check.level:g}"
+        return mean.mean - mean.error <= check.level, f"{said}; largest at one value {worst[1].mean:.2f}"
     second = check.rows[1]
     pairs = []
     for value, point in points:
@@ -201,7 +205,7 @@ def holds(check: Check, result: Result) -> tuple[bool | None, str]:
         if other is not None:
             pairs.append((value, point, other))
     if not pairs:
-        return None, "not measured yet"
+        return None, UNMEASURED
     level = check.level if check.kind == "within" else 1.0
     good = all(one.mean <= level * other.mean for _, one, other in pairs)
     said = "; ".join(
@@ -226,11 +230,17 @@ def section(result: Result, figure: str | None) -> str:
         text += [f"![{study.title}]({figure})", ""]
     if lines:
         text += [_line(head), _line(["---"] * len(head)), *map(_line, lines), ""]
-    for check in study.checks:
-        good, said = holds(check, result)
-        word = {True: "holds", False: "**does not hold**", None: "open"}[good]
-        text.append(f"* {check.says}: {word} ({said}).")
-    if study.checks:
+    found = [(check, *holds(check, result)) for check in study.checks]
+    for check, good, said in found:
+        if said != UNMEASURED:
+            word = {True: "holds", False: "**does not hold**", None: "open"}[good]
+            text.append(f"* {check.says}: {word} ({said}).")
+    waiting = sum(said == UNMEASURED for _, _, said in found)
+    if waiting:
+        text.append(
+            f"* {waiting} more claim{'s' * (waiting > 1)} about this study: open, since nothing was measured for them yet."
+        )
+    if found:
         text.append("")
     if study.notes:
         text += [study.notes, ""]
