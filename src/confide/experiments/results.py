@@ -288,10 +288,10 @@ def draw_study(result: Result) -> Any:
         axes.set_ylabel(COLUMNS[str(study.y)])
         if study.y.startswith("ppl") or study.y == "line_ppl":  # type: ignore[union-attr]
             axes.set_yscale("log")
-        axes.legend()
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
 
     head, rows = table(result)
-    return draw(study.name, study.title, paint, caption=study.claim, alt=f"{study.title}, {study.paper}: {len(lines)} lines", columns=head, rows=rows, size=(7, 4.2))  # fmt: skip
+    return draw(study.name, study.title, paint, caption=study.claim, alt=f"{study.title}, {study.paper}: {len(lines)} lines", columns=head, rows=rows, size=(9.5, 4.2))  # fmt: skip
 
 
 def _curve(result: Result, name: str) -> list[tuple[float | None, float, float]]:
