@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
-WORKERS ?= 3
+WORKERS ?= 2
 AXE := $(VENV)/axe
 
 .PHONY: setup demo test lint bench clean
