@@ -8,11 +8,13 @@ at every moment and for every dependence inside a record.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import optimize, stats
 
 from ..errors import BadInput
 from .events import check_count, check_number
@@ -96,17 +98,26 @@ def review_bound(records: Iterable[Reviewed | str], cap: int, beta: float) -> fl
         if not isinstance(record, Reviewed):
             raise BadInput(f"review {number} must be a Reviewed record or 'skipped'")
         rows.append((record.secrets, record.missed))
-    if not rows:
+    return bound_of_kinds(Counter(rows), cap, beta)
+
+
+def bound_of_kinds(kinds: Mapping[tuple[int, int], int], cap: int, beta: float) -> float:
+    """`review_bound` from (secrets, missed) and how many records there are of each; skipped ones are (cap, cap).
+
+    *Formal guarantees.* Those of `review_bound`: a product over records depends on how many there are of each kind alone.
+    """
+    if not kinds:
         return 1.0
-    kinds, times = np.unique(np.array(rows, dtype=float), axis=0, return_counts=True)
-    secrets, missed = kinds.T
+    ordered = sorted(kinds)
+    secrets, missed = np.array(ordered, dtype=float).T
+    times = np.array([kinds[kind] for kind in ordered])
     # A fixed mixture over λ: half of it log-spaced for small rates, half linear for large ones.
     lambdas = np.concatenate([np.geomspace(1e-3, 1, 40), np.linspace(0.025, 1, 40)]) / cap
 
     def evidence(rate: float) -> float:
         with np.errstate(divide="ignore"):
             wealth = times @ np.log1p(lambdas * (rate * secrets - missed)[:, None])
-        return float(special.logsumexp(wealth)) - math.log(len(lambdas) / beta)
+        return float(np.logaddexp.reduce(wealth)) - math.log(len(lambdas) / beta)
 
     # The evidence against a rate rises with the rate, so that the rejected rates are an interval up to 1.
     if evidence(1.0) < 0:
@@ -220,3 +231,20 @@ def _check_confidence(confidence: float) -> None:
     check_number("confidence", confidence, 0.5, 1, low_open=False)
     if confidence > 1 - 1e-12:
         raise BadInput("confidence must be below 1: no finite sample gives certainty")
+
+
+def flags_all(facts: Mapping[str, Any]) -> bool:
+    """Whether no missed secret that a review counts can be public, by the construction of the policies (a manifest's facts)."""
+    return facts["conservative"] == "everything" or facts["recall_class"] is not None
+
+
+def states_its_counts(stated: Mapping[str, Any], evidence: Review, facts: Mapping[str, Any]) -> bool:
+    """Whether what a review.json states (`bound`, `bound_public`, `contradicted`) is what its records give."""
+    public = sum(int(record[2]) for record in evidence.records if record != SKIPPED)
+    contradicted = flags_all(facts) and public > 0
+    bounds = evidence.bounds(flags_all(facts) and not contradicted)
+    for name, value in zip(("bound", "bound_public"), bounds, strict=True):
+        said = stated.get(name)
+        if not isinstance(said, int | float) or not math.isclose(said, value, rel_tol=1e-6):
+            return False
+    return stated.get("contradicted") is contradicted

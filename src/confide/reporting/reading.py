@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 
 from ..accounting import Ledger, Review, Setting, read_ledger
-from ..accounting.guarantees import Accounts, public_misses
+from ..accounting.guarantees import Accounts
+from ..accounting.missrate import states_its_counts
 from ..errors import BadInput, ConfideError
 
 UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, IndexError)  # what a part of another shape raises
@@ -95,26 +96,13 @@ def read_review(screened: str, digest: str, again: str) -> tuple[dict[str, Any] 
         raise BadInput(f"{path} is damaged; {remedy}") from None
     if not evidence.records:
         return None, "a review was begun, but nothing was answered"
-    if not _agrees(found, evidence, _json(path.with_name("manifest.json"), remedy) or {}):
+    facts = (_json(path.with_name("manifest.json"), remedy) or {}).get("certificate")
+    if facts is None or not states_its_counts(found, evidence, facts):
         return (
             None,
             "review.json says something else than its own counts: it was changed; confide review counts it again",
         )
     return found, ""
-
-
-def _agrees(found: Mapping[str, Any], evidence: Review, manifest: Mapping[str, Any]) -> bool:
-    """Whether what a review states is what its records give, in a screening with this manifest."""
-    facts = manifest.get("certificate") or {}
-    flagged = facts.get("conservative") == "everything" or facts.get("recall_class") is not None
-    contradicted = flagged and public_misses(evidence) > 0
-    bounds = evidence.bounds(flagged and not contradicted)
-    stated = found["bound"], found.get("bound_public")
-    same = all(
-        isinstance(one, NUMBER) and math.isclose(one, two, rel_tol=1e-6)
-        for one, two in zip(stated, bounds, strict=True)
-    )
-    return same and found.get("contradicted", False) is contradicted
 
 
 def _review_shape(found: Mapping[str, Any]) -> Review:

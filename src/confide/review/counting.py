@@ -28,7 +28,7 @@ from hashlib import blake2b
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from ..accounting.missrate import SKIPPED, Review, Reviewed, review_bound
+from ..accounting.missrate import SKIPPED, Review, bound_of_kinds, flags_all
 from ..screening.output import write_private
 from .records import Secret, Shown
 from .store import OTHER, State, Store
@@ -202,13 +202,11 @@ def _review_bounds(records: Rows, cap: int, confidence: float, begun: int, flagg
 @functools.lru_cache(1024)
 def _review_bound(rows: tuple[tuple[tuple[int, int], int], ...], cap: int, beta: float) -> float:
     """The bound of `accounting` from kinds of records (secrets, missed) and how often there is each."""
-    return review_bound([one for kind, times in rows for one in [Reviewed(*kind)] * times], cap, beta)
+    return bound_of_kinds(dict(rows), cap, beta)
 
 
 def all_flagged(store: Store) -> bool:
-    """Whether no missed secret that `records` counts can be public, by construction, as the certificate's setting says it."""
-    setting = store.screened.manifest["certificate"]
-    return bool(setting["conservative"] == "everything" or setting["recall_class"] is not None)
+    return flags_all(store.screened.manifest["certificate"])
 
 
 def result(store: Store, draws: Draws | None = None) -> dict[str, Any]:

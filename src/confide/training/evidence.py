@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 from ..accounting import Review
-from ..accounting.guarantees import public_misses
+from ..accounting.missrate import states_its_counts
 from ..errors import BadInput, Refused
 from ..screening import Screened
 
@@ -43,7 +42,7 @@ def read_review(path: str | Path, screened: Screened) -> Review:
         )
     if not isinstance(found["draws"], int) or len(evidence.records) > found["draws"]:
         raise BadInput(f"{path} counts more records than were drawn: it was changed; {AGAIN}")
-    if not _agree(found, evidence, screened):
+    if not states_its_counts(found, evidence, screened.manifest["certificate"]):
         raise BadInput(f"{path} states other bounds than its records give: it was changed; {AGAIN}")
     if now is not None and (found["unfit"] or evidence != now):
         raise BadInput(f"{path} is not what the answers in {path.with_name(FILE)} give now; {AGAIN}")
@@ -66,17 +65,6 @@ def _read(path: Path) -> tuple[Review, dict[str, Any]]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         known = f" ({error})" if isinstance(error, BadInput) else ""
         raise BadInput(f"{path} is no review{known}; `confide review DIR` makes one") from None
-
-
-def _agree(found: dict[str, Any], evidence: Review, screened: Screened) -> bool:
-    """Whether the file's bounds are those of its records."""
-    facts = screened.manifest["certificate"]
-    flagged = facts["conservative"] == "everything" or facts["recall_class"] is not None
-    contradicted = flagged and public_misses(evidence) > 0
-    stated = found["bound"], found["bound_public"]
-    bounds = zip(stated, evidence.bounds(flagged and not contradicted), strict=True)
-    numbers = all(isinstance(one, int | float) and math.isclose(one, two, rel_tol=1e-6) for one, two in bounds)
-    return numbers and found["contradicted"] is contradicted
 
 
 def _count_again(path: Path, screened: Screened) -> Review | None:
