@@ -99,6 +99,10 @@ def test_results_show_what_was_measured_and_nothing_else(bench, done):
     rows = list(csv.DictReader(io.StringIO(as_csv(result))))
     assert [float(one["ppl"]) for one in rows] == pytest.approx([row["ppl"] for row in result.rows], rel=1e-5)
     text = section(result, "results/fig3.svg")
+    assert (
+        "Sound ε of crt lstm, CustomerSim: per-secret, substitution, k = 1, unit turn, poisson sampling, δ = 8e-05."
+        in text
+    )
     for row in result.rows:
         assert f"{row['exposure_mean']:.2f}" in text or f"{row['exposure_mean']:.3f}" in text
 
@@ -136,7 +140,8 @@ def test_the_page_is_made_of_runs_alone(bench, done, tmp_path, monkeypatch):
 
 
 def test_figure_6_is_computed_as_the_paper_counts_and_soundly(tmp_path):
-    found = command("fig6", scale="cpu", data=None, out=tmp_path)
+    found = command("fig6", scale="cpu", data=None, out=tmp_path / "made")
+    assert (tmp_path / "made").stat().st_mode & 0o077 == 0
     rows = list(csv.DictReader(io.StringIO(Path(found["written"][0]["csv"]).read_text())))
     paper = {float(one["value"]): float(one["amplified"]) for one in rows if one["row"] == "ε′ = 1, as CRT counts"}
     assert paper[0.1] == pytest.approx(0.1156, abs=2e-4)

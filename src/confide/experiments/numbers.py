@@ -84,11 +84,12 @@ def _privacy(folder: Path, job: Job, missed: float) -> dict[str, Any]:
     verify(folder)
     certificate = json.loads((folder / "certificate.json").read_text(encoding="utf-8"))
     stated = [one for one in certificate["guarantees"] if one["epsilon"] is not None]
-    found: dict[str, Any] = {"delta": certificate["delta"], "unit": certificate["unit"]}
+    found: dict[str, Any] = {name: certificate[name] for name in ("delta", "unit", "sampler")}
     if stated:
         found |= {
             "epsilon": stated[0]["epsilon"],
             "guarantee": stated[0]["name"],
+            "k": stated[0]["k"],
             "adjacency": certificate["adjacency"]["name"],
         }
     return _epsilons(folder, certificate, missed) | found

@@ -70,6 +70,7 @@ def command(
         raise BadInput(f"no row of {name or 'any study'} holds {only[:40]!r} in its name; they are {_listed(studies)}")
     written = []
     if name is not None and not status:
+        out.mkdir(mode=0o700, parents=True, exist_ok=True)  # the corpora's text lies below it
         left = left_of(narrowed, fewer, bench)
         with _progress(console, left) as done:
             make_all(narrowed, fewer, bench, workers or os.cpu_count() or 1, done)
@@ -218,7 +219,8 @@ run are in the CSV files of [results/](results).
 
 **How it was measured.** Test text is raw. Perplexity (PPL) is exp(nats / number of GPT-2 tokens of that text), whatever the
 model's own vocabulary, so that rows compare; "non-secret" and "secret" are tokens outside and inside secrets, by ground truth. Every
-"sound ε" is a certificate's main guarantee, for a masked secret: substitution of one record (k = 1), Poisson sampling, all steps released.
+"sound ε" is the first finite guarantee of a run's certificate, all steps released; what it is about (whose secrets, adjacency, k, unit, sampler, δ)
+stands below each table, and its assumptions in the certificate: `confide verify RUN`.
 "ε as the papers count" is an added or removed record, Rényi accounting with the old conversion: the number which S-DP would print, and no
 bound. A Bayesian ε is about a secret that the policy misses with the stated probability, by an independent coin. ± is the standard deviation
 over seeds. Exposure is in bits, of 10^6 candidates: an unseen canary averages 1.44, the largest of ten 4.23. "MIA, AUC" compares records that

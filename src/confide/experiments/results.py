@@ -230,6 +230,7 @@ def section(result: Result, figure: str | None) -> str:
         text += [f"![{study.title}]({figure})", ""]
     if lines:
         text += [_line(head), _line(["---"] * len(head)), *map(_line, lines), ""]
+    text += _about(result)
     found = [(check, *holds(check, result)) for check in study.checks]
     for check, good, said in found:
         if said != UNMEASURED:
@@ -248,6 +249,19 @@ def section(result: Result, figure: str | None) -> str:
         text += [f"Not all of it is done: {result.left} of {len(jobs(study, result.scale))} runs are left.", ""]
     text += [f"Left out: {reason}." for reason in result.refused]
     return "\n".join(text)
+
+
+def _about(result: Result) -> list[str]:
+    """What the sound ε of each row is about, in the words of its certificate."""
+    about: dict[str, list[str]] = {}
+    for row in result.rows:
+        if "guarantee" in row:
+            said = f"{row['guarantee']}, {row['adjacency']}, k = {row['k']}, unit {row['unit']}, {row['sampler']} sampling, δ = {row['delta']:g}"
+            about.setdefault(said, []).append(row["row"])
+    return [
+        *(f"* Sound ε of {', '.join(dict.fromkeys(rows))}: {said}." for said, rows in about.items()),
+        *([""] if about else []),
+    ]
 
 
 def _line(cells: Iterable[str]) -> str:
