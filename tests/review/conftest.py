@@ -6,6 +6,7 @@ but says nothing about a class of its own, so that misses can be private (Q1) or
 
 import inspect
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -86,21 +87,27 @@ def label():
 
 SERVER = f"""
 import re, sys
+from types import ModuleType
 {inspect.getsource(find)}
 {inspect.getsource(digits)}
-sys.modules["toy_review"] = sys.modules["__main__"]
+toy = sys.modules["toy_review"] = ModuleType("toy_review")
+toy.find, toy.digits = find, digits
 from confide.review import serve
-serve(sys.argv[1], port=int(sys.argv[2]), open_browser=sys.argv[3] == "True", say=lambda text: print(text, flush=True))
 """
+ALONE = SERVER + "serve(sys.argv[1], say=lambda text: print(text, flush=True), open_browser=sys.argv[2] == 'True')"
+FORKED = SERVER + "serve(folder, port=port, say=said.send, open_browser=False)"
+# What a server imports takes longer than most tests: a process that has it already forks for each of them
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["confide.review", "confide.review.app", "uvicorn"])
 
 
 @pytest.fixture
 def server_of():
-    """A function that starts a server on a folder. Out: the process and its link."""
+    """A function that starts a server on a folder, in a Python of its own. Out: the process and its link."""
     running = []
 
-    def start(folder, port=0, browser=False):
-        command = [sys.executable, "-c", SERVER, str(folder), str(port), str(browser)]
+    def start(folder, browser=False):
+        command = [sys.executable, "-c", ALONE, str(folder), str(browser)]
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "BROWSER": "true"}
         )
@@ -111,3 +118,21 @@ def server_of():
     for process in running:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def forked_server_of():
+    """As `server_of`, in a fork, at once."""
+    running = []
+
+    def start(folder, port=0):
+        here, there = FORKS.Pipe()
+        process = FORKS.Process(target=exec, args=(FORKED, {"folder": str(folder), "port": port, "said": there}))
+        process.start()
+        running.append((process, here))
+        return process, re.search(r"http\S+", here.recv())[0]
+
+    yield start
+    for process, _ in running:
+        process.kill()
+        process.join()

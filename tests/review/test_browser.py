@@ -11,12 +11,12 @@ from confide.review import open_store
 
 
 @pytest.fixture
-def enter(browser, server_of):
+def enter(browser, forked_server_of):
     """A function that serves a folder and opens it. Whatever goes wrong in the page, and every address asked for, is kept."""
     contexts = []
 
     def open_page(folder, **options):
-        process, link = server_of(folder)
+        process, link = forked_server_of(folder)
         context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)
         contexts.append(context)
         context.wrong, context.asked, context.process, context.link = [], [], process, link
@@ -139,7 +139,7 @@ def test_reload_and_restart_lose_nothing(folder_of, enter):
     page.reload()
     assert page.locator("mark.missed").inner_text() == "Jack"
     page.context.process.kill()
-    page.context.process.wait()
+    page.context.process.join()
     press(page, "u")
     page.wait_for_selector("#said.wrong")
     assert "Not saved" in page.locator("#said").inner_text()
@@ -392,13 +392,13 @@ def test_help_begins_at_its_beginning_on_a_phone(folder_of, enter):
     assert page.evaluate("document.getElementById('help').scrollHeight > document.getElementById('help').clientHeight")
 
 
-def test_a_tab_of_an_older_start_is_told_in_words(folder_of, enter, server_of):
+def test_a_tab_of_an_older_start_is_told_in_words(folder_of, enter, forked_server_of):
     folder = folder_of(["Call K1"])
     page = enter(folder)
     port = int(re.search(r":(\d+)/", page.url)[1])
     page.context.process.terminate()
-    page.context.process.wait()
-    server_of(folder, port)
+    page.context.process.join()
+    forked_server_of(folder, port)
     page.reload()
     assert page.locator("h1").inner_text() == "confide review"
     assert "link that the command printed" in page.locator("main").inner_text()
