@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import chdir
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from .errors import BadInput
 from .training.options import Options
 
 SECTIONS = ("out", "corpus", "screen", "train", "attack")  # the last may be left out
-FILES = ("screened_by_hand", "validation", "vocabulary_from", "review", "held_out", "reference")
+FILES = ("screened_by_hand", "validation", "vocabulary_from", "review", "held_out")
+FOLDERS = ("model", "tokenizer", "reference")  # or names that are not files: of a hub, or our own
 NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
@@ -57,15 +59,20 @@ def _value(name: Any, value: Any, here: Path) -> Any:
     """An option's value: YAML takes 1e-5 for a text, and files are named from where the configuration lies."""
     if not isinstance(value, str):
         return value
-    if str(name).replace("-", "_") in FILES:
-        return value if "://" in value else str(here / value)
+    option = str(name).replace("-", "_")
+    if (option in FILES and "://" not in value) or (option in FOLDERS and (here / value).exists()):
+        return str(here / value)
     return float(value) if NUMBER.fullmatch(value) else value
 
 
 def run_all(path: str | Path, progress: Progress | None = None) -> dict[str, Any]:
     """Screen, then train, in one folder; stages that are whole are not made again, interrupted ones go on."""
     config = read_config(path)
-    progress = progress or Progress(disable=True)
+    with chdir(Path(path).resolve().parent):  # files that a policy names too lie beside the configuration
+        return _run_all(config, progress or Progress(disable=True))
+
+
+def _run_all(config: dict[str, Any], progress: Progress) -> dict[str, Any]:
     out = Path(config["out"])
     Options.from_plain(config["train"])  # before hours of screening
     chosen = None if "attack" not in config else _attack_options(config["attack"])

@@ -349,12 +349,13 @@ def test_options_are_checked(runs):
 
 
 def test_a_configuration_attacks_once_and_again_when_its_options_change(home, corpus):
-    from confide.config import run_all
+    from confide.config import read_config, run_all
 
+    (home / "customers.txt").write_text("Zoe Quill\n")  # beside the configuration, and not where the tests run
     config = {
         "corpus": "chats.jsonl",
         "out": "whole",
-        "screen": {"policy": "customersim", "conservative": "allowlist", "unit": "turn", "canaries": CANARIES},
+        "screen": {"policy": "union(customersim, known:customers.txt)", "conservative": "allowlist", "unit": "turn", "canaries": CANARIES},
         "train": {
             "model": "lstm:hidden_size=16,embedding_size=16",
             "method": "redacted",
@@ -364,6 +365,10 @@ def test_a_configuration_attacks_once_and_again_when_its_options_change(home, co
         "attack": {"only": "exposure", "seed": 1},
     }
     path = home / "whole.yaml"
+    path.write_text(json.dumps({**config, "train": {"model": "lstm", "tokenizer": "whole", "reference": "gpt2"}}))
+    (home / "whole").mkdir()
+    assert read_config(path)["train"] == {"model": "lstm", "tokenizer": str(home / "whole"), "reference": "gpt2"}
+    (home / "whole").rmdir()
     path.write_text(json.dumps(config))
     run_all(path)
     written = home / "whole" / "run" / "attacks.json"

@@ -14,16 +14,16 @@ UTILITY = ("epsilon", "paper_epsilon", "ppl", "ppl_non_secret", "ppl_secret", "b
 TRADE_OFF = Study(
     "equal-epsilon", "Ours", "every method at equal sound ε, CustomerSim", "(no such figure in the papers.)",
     (
-        Row("plain, dialogues", ORIGINAL, "lstm", "plain", {**WHOLE, "missed": 0.1}, swept=False, whole=True),
-        Row("redacted, dialogues", ORIGINAL, "lstm", "redacted", {**WHOLE, "missed": 0.1}, swept=False, whole=True),
-        Row("crt, dialogues", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, start="public lines", whole=True),
-        Row("crt, turns", ORIGINAL, "lstm", "crt", {"unit": "turn", "missed": 0.1}, whole=True),
-        Row("jft, dialogues", ORIGINAL, "lstm", "jft", {**WHOLE, "missed": 0.1}, whole=True),
-        Row("dpsgd, dialogues", ORIGINAL, "lstm", "dpsgd", {**WHOLE, "missed": 0.1}, whole=True),
-        Row("dpsgd, turns", ORIGINAL, "lstm", "dpsgd", {"unit": "turn", "dedup": "off", "missed": 0.1}, whole=True),
-        Row("sdp, dialogues (selective ε)", ORIGINAL, "lstm", "sdp", {**WHOLE, "missed": 0.1}, whole=True),
+        Row("plain, dialogues", ORIGINAL, "lstm", "plain", {**WHOLE, "missed": 0.1}, swept=False, size="large"),
+        Row("redacted, dialogues", ORIGINAL, "lstm", "redacted", {**WHOLE, "missed": 0.1}, swept=False, size="large"),
+        Row("crt, dialogues", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, start="public lines", size="large"),
+        Row("crt, turns", ORIGINAL, "lstm", "crt", {"unit": "turn", "missed": 0.1}, size="large"),
+        Row("jft, dialogues", ORIGINAL, "lstm", "jft", {**WHOLE, "missed": 0.1}, size="large"),
+        Row("dpsgd, dialogues", ORIGINAL, "lstm", "dpsgd", {**WHOLE, "missed": 0.1}, size="large"),
+        Row("dpsgd, turns", ORIGINAL, "lstm", "dpsgd", {"unit": "turn", "dedup": "off", "missed": 0.1}, size="large"),
+        Row("sdp, dialogues (selective ε)", ORIGINAL, "lstm", "sdp", {**WHOLE, "missed": 0.1}, size="large"),
     ),
-    UTILITY, Sweep("ε", (1, 2, 4, 8), "epsilon"), y="ppl_non_secret", published=PUBLISHED,
+    UTILITY, Sweep("ε", (1, 2, 4, 8), "epsilon", every=True), y="ppl_non_secret", published=PUBLISHED,
     checks=(
         Check("within", ("crt, dialogues", "plain, dialogues"), "ppl_non_secret", "crt is within 10 % of plain on non-secret tokens", 1.1),
         Check("below", ("crt, dialogues", "dpsgd, dialogues"), "ppl_non_secret", "crt is below dpsgd on non-secret tokens at every ε"),
@@ -42,7 +42,7 @@ SEARCH = Study(
     "search", "Ours", "the search for learning rates, on the validation split", "(no such table in the papers.)",
     tuple(
         Row(f"{method}, {', '.join(f'{name} {value:g}' for name, value in options.items())}", ORIGINAL, "lstm", method, {**WHOLE, "missed": 0.1},
-            {"epsilon": 2.74, **options}, start="public lines" if method == "crt" else None, whole=True)
+            {"epsilon": 2.74, **options}, start="public lines" if method == "crt" else None, size="large")
         for method, some in SEARCHED.items() for options in some
     ),
     ("epsilon", "ppl", "ppl_non_secret", "ppl_secret"), split="valid",
@@ -53,8 +53,8 @@ HEADLINE = Study(
     "headline", "Ours", "the headline: CustomerSim at a sound ε of at most 2.74, against the published 10.42",
     "S-DP reports 10.42 at ε 2.74, which is not sound (469 when the states are counted).",
     (
-        Row("crt, dialogues", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74}, start="public lines", whole=True),
-        Row("jft, dialogues (caught secrets)", ORIGINAL, "lstm", "jft", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74}, whole=True),
+        Row("crt, dialogues", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74}, start="public lines", size="all"),
+        Row("jft, dialogues (caught secrets)", ORIGINAL, "lstm", "jft", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74}, size="all"),
     ),
     UTILITY, published=PUBLISHED,
 )  # fmt: skip

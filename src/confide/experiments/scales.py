@@ -27,7 +27,7 @@ SCREENING: dict[str, Options] = {
 
 @dataclass(frozen=True)
 class Scale:
-    """`documents`: the first so many of a corpus's training split. `steps`: values of a sweep at most."""
+    """`documents`: the first so many of a corpus's training split; `large`: of a row's that needs many. `steps`: values of a sweep at most."""
 
     name: str
     seeds: int
@@ -36,30 +36,35 @@ class Scale:
     models: Mapping[str, Options]
     methods: Mapping[str, Options]
     documents: Mapping[str, int | None] = field(default_factory=dict)
+    large: int | None = None
+    judged: Mapping[str, int] = field(default_factory=dict)  # a model's number of tests, in place of `tests`
     steps: int = 100
     outside: str | None = None  # the corpus that vocabularies are made from
     canaries: str | None = None  # in place of a study's own
 
-    def thinned(self, values: tuple[float, ...]) -> tuple[float, ...]:
+    def thinned(self, values: tuple[float, ...], every: bool = False) -> tuple[float, ...]:
         """At most `steps` of a sweep's values, the first and the last among them."""
-        if len(values) <= self.steps:
+        if len(values) <= self.steps or (every and self.name != "smoke"):
             return values
         last = len(values) - 1
         return tuple(values[round(n * last / (self.steps - 1))] for n in range(self.steps))
 
-    def part(self, corpus: str, whole: bool) -> int | None:
+    def part(self, corpus: str, size: str) -> int | None:
         """How many documents of a corpus are trained on; None: all."""
-        return None if whole and self.name != "smoke" else self.documents.get(corpus)
+        if self.name == "smoke" or size == "part":
+            return self.documents.get(corpus)
+        return self.large if size == "large" else None
 
-    def training(self, model: str, method: str, corpus: str, whole: bool = False) -> Options:
-        """Options from the general to the special: the model's, the method's, the method's for this model, corpus, and all of the corpus."""
+    def training(self, model: str, method: str, corpus: str, size: str = "part") -> Options:
+        """Options from the general to the special: the model's, the method's, the method's for this model, corpus, and size."""
         found: Options = {"method": method, **self.models[model]}
         for name in (
             method,
             f"{model} {method}",
             f"{model} {corpus}",
             f"{model} {method} {corpus}",
-            *((f"{model} {method} whole",) if whole else ()),
+            *((f"{model} {method} many",) if size != "part" else ()),
+            f"{model} {method} {size}",
         ):
             found |= self.methods.get(name, {})
         return found
@@ -114,7 +119,7 @@ def _two_cores() -> Scale:
     }
     tuned: Options = {"schedule": "linear", "warmup": 0.06, "validation_share": 0.02}
     return Scale(
-        "cpu", seeds=3, tests=300, samples=1000, outside=WIKITEXT, steps=3,
+        "cpu", seeds=3, tests=300, judged={"pretrained": 100, "encoder": 872}, samples=1000, outside=WIKITEXT, steps=3, large=4000,
         documents={ORIGINAL: 800, SIMULATED: 800, MULTIWOZ: 500, WIKITEXT: 300, ABCD: 100, SST2: 6000},
         models={
             "lstm": lstm,
@@ -123,23 +128,25 @@ def _two_cores() -> Scale:
             "encoder": {"model": "minilm", "max_length": 64, "epochs": 3, "batch_size": 32, "microbatch": 64, "learning_rate": 1e-4, **CLASSES, **tuned},
         },
         methods={
-            "crt": {**noised, "private_learning_rate": 5e-3}, "dpsgd": {**noised, "learning_rate": 1e-2}, "sdp": {**noised, "private_learning_rate": 1e-3},
+            "crt": {**noised, "private_learning_rate": 2e-2}, "dpsgd": {**noised, "learning_rate": 1e-2}, "sdp": {**noised, "private_learning_rate": 1e-3},
             "jft": {**noised, "private_learning_rate": 2e-3, "phase1_epochs": 8, "epochs": 8},
             "public lines": {"epochs": 2},
-            "lstm plain whole": {"epochs": 6, "learning_rate": 4e-3, "batch_size": 64, "validation_share": 0.05},
-            "lstm redacted whole": {"epochs": 6, "learning_rate": 4e-3, "batch_size": 64, "validation_share": 0.05},
-            "lstm public lines whole": {"epochs": 4, "learning_rate": 4e-3, "batch_size": 64, "validation_share": 0.05},
-            "lstm crt whole": {"epochs": 5, "private_learning_rate": 2e-2, "private_batch_size": 512, "validation_share": 0.05},
-            "lstm sdp whole": {"epochs": 4, "private_learning_rate": 2e-3, "validation_share": 0.05},
-            "lstm dpsgd whole": {"epochs": 6, "learning_rate": 2e-2, "validation_share": 0.05},
-            "lstm jft whole": {"epochs": 3, "phase1_epochs": 4, "learning_rate": 4e-3, "batch_size": 64, "private_learning_rate": 2e-3, "validation_share": 0.05},
+            "lstm plain many": {"epochs": 6, "learning_rate": 4e-3, "batch_size": 64, "validation_share": 0.05},
+            "lstm redacted many": {"epochs": 6, "learning_rate": 4e-3, "batch_size": 64, "validation_share": 0.05},
+            "lstm public lines many": {"epochs": 4, "learning_rate": 4e-3, "batch_size": 64, "validation_share": 0.05},
+            "lstm crt many": {"epochs": 5, "private_learning_rate": 2e-2, "private_batch_size": 512, "validation_share": 0.05},
+            "lstm sdp many": {"epochs": 4, "private_learning_rate": 2e-3, "validation_share": 0.05},
+            "lstm dpsgd many": {"epochs": 6, "learning_rate": 2e-2, "validation_share": 0.05},
+            "lstm jft many": {"epochs": 3, "phase1_epochs": 4, "learning_rate": 4e-3, "batch_size": 64, "private_learning_rate": 2e-3, "validation_share": 0.05},
+            **{f"lstm {name} large": {"private_batch_size": 256, "epochs": 6} for name in ("crt", "dpsgd", "sdp", "jft")},
+            "lstm plain large": {"epochs": 8}, "lstm redacted large": {"epochs": 8},
             **{f"pretrained {name}": {"epsilon": 3.0, "delta": 1e-6, "clip_norm": 0.1, "private_batch_size": 64, "learning_rate": 1e-4,
                                       "private_learning_rate": 1e-4} for name in PRIVATE},
-            **{f"encoder {name}": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "epochs": 5, "private_learning_rate": 5e-4}
-               for name in PRIVATE},
-            "encoder dpsgd": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "epochs": 10, "learning_rate": 2e-3},
+            **{f"encoder {name}": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "epochs": 5, "lora": 8,
+                                   "private_learning_rate": 3e-3} for name in PRIVATE},
+            "encoder dpsgd": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "epochs": 5, "lora": 8, "learning_rate": 3e-3},
             "encoder jft": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "phase1_epochs": 3, "epochs": 2,
-                            "private_learning_rate": 2e-4},
+                            "lora": 8, "learning_rate": 1e-3, "private_learning_rate": 3e-4},
             "pretrained jft": {"epsilon": 3.0, "delta": 1e-6, "clip_norm": 0.1, "private_batch_size": 64, "phase1_epochs": 2, "epochs": 2,
                                "learning_rate": 5e-5, "private_learning_rate": 1e-4},
         },

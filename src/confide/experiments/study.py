@@ -28,7 +28,7 @@ class Row:
         None  # "public lines": a model that was trained without noise on the lines that neither policy flags
     )
     swept: bool = True  # False: it does not depend on what is swept
-    whole: bool = False  # all of the corpus, where the scale takes a part of it
+    size: str = "part"  # of the corpus: the scale's part of it, a "large" one, or "all"
     documents: int | None = None  # so many, at every scale
 
 
@@ -39,6 +39,7 @@ class Sweep:
     name: str
     values: tuple[float, ...]
     option: str | None = None
+    every: bool = False  # no value is left out, but at the scale smoke
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def jobs(study: Study, scale: Scale) -> list[Planned]:
     """All jobs of a study; rows that no sweep touches are done once a seed. First seeds come first."""
     values: tuple[float | None, ...] = (None,)
     if study.sweep is not None:
-        values = scale.thinned(study.sweep.values)
+        values = scale.thinned(study.sweep.values, study.sweep.every)
     return [
         Planned(row, value, seed, _job(study, row, value, seed, scale))
         for seed in range(scale.seeds)
@@ -103,7 +104,7 @@ def jobs(study: Study, scale: Scale) -> list[Planned]:
 
 
 def _job(study: Study, row: Row, value: float | None, seed: int, scale: Scale) -> Job:
-    train = scale.training(row.model, row.method, row.corpus, row.whole) | dict(row.train) | {"seed": seed}
+    train = scale.training(row.model, row.method, row.corpus, row.size) | dict(row.train) | {"seed": seed}
     if study.sweep is not None and study.sweep.option is not None and value is not None:
         train[study.sweep.option] = value
     if scale.name == "smoke" and "private_batch_size" in train:  # a row's own would be more than there are records
@@ -122,11 +123,11 @@ def _job(study: Study, row: Row, value: float | None, seed: int, scale: Scale) -
         screen["canaries"] = scale.canaries
     if row.method == UNTRAINED:
         attack = None
-    documents, tests = row.documents or scale.part(row.corpus, row.whole), scale.tests
+    documents, tests = row.documents or scale.part(row.corpus, row.size), scale.judged.get(row.model, scale.tests)
     vocabulary = scale.vocabulary(row.model, row.corpus)
     start = None
     if row.start == "public lines":
-        first = scale.training(row.model, "public lines", row.corpus, row.whole) | {"method": "plain", "seed": seed}
+        first = scale.training(row.model, "public lines", row.corpus, row.size) | {"method": "plain", "seed": seed}
         lines = {**screen, "unit": "turn", "dedup": "off"} | {"canaries": None}
         start = Job(
             row.corpus,
