@@ -355,7 +355,12 @@ def test_a_configuration_attacks_once_and_again_when_its_options_change(home, co
     config = {
         "corpus": "chats.jsonl",
         "out": "whole",
-        "screen": {"policy": "union(customersim, known:customers.txt)", "conservative": "allowlist", "unit": "turn", "canaries": CANARIES},
+        "screen": {
+            "policy": "union(customersim, known:customers.txt)",
+            "conservative": "allowlist",
+            "unit": "turn",
+            "canaries": CANARIES,
+        },
         "train": {
             "model": "lstm:hidden_size=16,embedding_size=16",
             "method": "redacted",

@@ -103,6 +103,8 @@ def test_results_show_what_was_measured_and_nothing_else(bench, done):
         "Sound ε of crt lstm, CustomerSim: per-secret, substitution, k = 1, unit turn, poisson sampling, δ = 8e-05."
         in text
     )
+    size = "trained on the first 60 documents, records cut at 64 tokens; judged on the first 5 of the test split"
+    assert f"* lstm on customersim-small: {size}." in text
     for row in result.rows:
         assert f"{row['exposure_mean']:.2f}" in text or f"{row['exposure_mean']:.3f}" in text
 

@@ -230,7 +230,7 @@ def section(result: Result, figure: str | None) -> str:
         text += [f"![{study.title}]({figure})", ""]
     if lines:
         text += [_line(head), _line(["---"] * len(head)), *map(_line, lines), ""]
-    text += _about(result)
+    text += [*_about(result), *_parts(result)]
     found = [(check, *holds(check, result)) for check in study.checks]
     for check, good, said in found:
         if said != UNMEASURED:
@@ -262,6 +262,20 @@ def _about(result: Result) -> list[str]:
         *(f"* Sound ε of {', '.join(dict.fromkeys(rows))}: {said}." for said, rows in about.items()),
         *([""] if about else []),
     ]
+
+
+def _parts(result: Result) -> list[str]:
+    """How much of each corpus was trained and judged on."""
+    shown = {row["row"] for row in result.rows}
+    said = []
+    for job in (one.job for one in jobs(result.study, result.scale) if one.row.name in shown):
+        model = str(job.train["model"]).partition(":")[0]
+        size = "all documents" if job.documents is None else f"the first {job.documents:,} documents"
+        said.append(
+            f"* {model} on {job.corpus}: trained on {size}, records cut at {job.train['max_length']} tokens; judged on the first {job.tests} "
+            f"of the {job.split} split."
+        )
+    return [*dict.fromkeys(said), *([""] if said else [])]
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -49,10 +49,10 @@ class Scale:
         last = len(values) - 1
         return tuple(values[round(n * last / (self.steps - 1))] for n in range(self.steps))
 
-    def part(self, corpus: str, size: str) -> int | None:
+    def part(self, model: str, corpus: str, size: str) -> int | None:
         """How many documents of a corpus are trained on; None: all."""
         if self.name == "smoke" or size == "part":
-            return self.documents.get(corpus)
+            return self.documents.get(f"{model} {corpus}", self.documents.get(corpus))
         return self.large if size == "large" else None
 
     def training(self, model: str, method: str, corpus: str, size: str = "part") -> Options:
@@ -120,11 +120,11 @@ def _two_cores() -> Scale:
     tuned: Options = {"schedule": "linear", "warmup": 0.06, "validation_share": 0.02}
     return Scale(
         "cpu", seeds=3, tests=300, judged={"pretrained": 100, "encoder": 872}, samples=1000, outside=WIKITEXT, steps=3, large=4000,
-        documents={ORIGINAL: 800, SIMULATED: 800, MULTIWOZ: 500, WIKITEXT: 300, ABCD: 100, SST2: 6000},
+        documents={ORIGINAL: 800, SIMULATED: 800, MULTIWOZ: 500, WIKITEXT: 300, ABCD: 100, SST2: 6000, f"pretrained {WIKITEXT}": 200},
         models={
             "lstm": lstm,
             "gpt": {**lstm, "model": "gpt2-tiny", "learning_rate": 2e-3},
-            "pretrained": {"model": "smollm2", "max_length": 128, "epochs": 2, "batch_size": 16, "microbatch": 8, "learning_rate": 5e-5, **tuned},
+            "pretrained": {"model": "smollm2", "max_length": 64, "epochs": 2, "batch_size": 16, "microbatch": 8, "lora": 8, "learning_rate": 5e-4, **tuned},
             "encoder": {"model": "minilm", "max_length": 64, "epochs": 3, "batch_size": 32, "microbatch": 64, "learning_rate": 1e-4, **CLASSES, **tuned},
         },
         methods={
@@ -140,15 +140,15 @@ def _two_cores() -> Scale:
             "lstm jft many": {"epochs": 3, "phase1_epochs": 4, "learning_rate": 4e-3, "batch_size": 64, "private_learning_rate": 2e-3, "validation_share": 0.05},
             **{f"lstm {name} large": {"private_batch_size": 256, "epochs": 6} for name in ("crt", "dpsgd", "sdp", "jft")},
             "lstm plain large": {"epochs": 8}, "lstm redacted large": {"epochs": 8},
-            **{f"pretrained {name}": {"epsilon": 3.0, "delta": 1e-6, "clip_norm": 0.1, "private_batch_size": 64, "learning_rate": 1e-4,
-                                      "private_learning_rate": 1e-4} for name in PRIVATE},
+            **{f"pretrained {name}": {"epsilon": 3.0, "delta": 1e-6, "clip_norm": 0.1, "private_batch_size": 64, "learning_rate": 1e-3,
+                                      "private_learning_rate": 1e-3} for name in PRIVATE},
             **{f"encoder {name}": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "epochs": 5, "lora": 8,
                                    "private_learning_rate": 3e-3} for name in PRIVATE},
             "encoder dpsgd": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "epochs": 5, "lora": 8, "learning_rate": 3e-3},
             "encoder jft": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "phase1_epochs": 3, "epochs": 2,
                             "lora": 8, "learning_rate": 1e-3, "private_learning_rate": 3e-4},
             "pretrained jft": {"epsilon": 3.0, "delta": 1e-6, "clip_norm": 0.1, "private_batch_size": 64, "phase1_epochs": 2, "epochs": 2,
-                               "learning_rate": 5e-5, "private_learning_rate": 1e-4},
+                               "learning_rate": 5e-4, "private_learning_rate": 3e-4},
         },
     )  # fmt: skip
 

@@ -123,7 +123,10 @@ def _job(study: Study, row: Row, value: float | None, seed: int, scale: Scale) -
         screen["canaries"] = scale.canaries
     if row.method == UNTRAINED:
         attack = None
-    documents, tests = row.documents or scale.part(row.corpus, row.size), scale.judged.get(row.model, scale.tests)
+    documents, tests = (
+        row.documents or scale.part(row.model, row.corpus, row.size),
+        scale.judged.get(row.model, scale.tests),
+    )
     vocabulary = scale.vocabulary(row.model, row.corpus)
     start = None
     if row.start == "public lines":
