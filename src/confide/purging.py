@@ -23,6 +23,7 @@ from .rundir import hold
 from .screening.output import sync_folder, write_private
 
 PURGED = "purged.json"  # of a run: that it was purged, and of what
+PURGING = "purging.json"  # of a corpus: that it is no longer whole
 OF_A_RUN = {
     "screened": "tokens of the records",
     "checkpoints": "states of the run, from which it could go on",
@@ -51,7 +52,7 @@ OF_A_CORPUS = {
     "lock": "the lock of that screening",
     "SENSITIVE": "the warning",
     "manifest.json": "counts of private things",
-    "purging.json": "counts of private things, from a purge that was interrupted",
+    PURGING: "what an interrupted purge is known by",
 }
 DRAFTS = (".partial", ".new", ".part", ".replaced")  # of files and folders that a killed command left half made
 NOISELESS = ("plain", "redacted", "anonymized")
@@ -129,11 +130,15 @@ def purge(folder: str | Path) -> Purge:
             if found.kind == "run":
                 told = json.dumps({"confide": __version__, "removed": sorted({*found.parts, *_before(here)})})
                 write_private(here / PURGED, told + "\n")
-            elif "manifest.json" in found.parts:
-                os.replace(here / "manifest.json", here / "purging.json")
-            last = ("lock", "plan.json", "manifest.json", "purging.json")  # by these it is known until the end
-            for name in sorted(found.parts, key=lambda name: (name in last, name)):
-                _remove(here / name)
+            else:
+                for name in (
+                    "plan.json",
+                    "manifest.json",
+                ):  # by which it would be taken for whole, or for one to resume
+                    if name in found.parts:
+                        os.replace(here / name, here / PURGING)
+            for name in sorted({*found.parts, PURGING}, key=lambda name: (name == PURGING, name)):
+                _remove(here / name)  # the last one is what it is known by until the end
             sync_folder(here)
         if found.kind == "corpus" and not found.left:
             (here if not here.is_symlink() else here.resolve()).rmdir()
@@ -154,14 +159,13 @@ def _is_run(folder: Path) -> bool:
 def _is_corpus(folder: Path) -> bool:
     if (folder / "plan.json").is_file() and (folder / "lock").is_file() and (folder / "SENSITIVE").is_file():
         return True  # a screening that did not end
-    for name in ("manifest.json", "purging.json"):
-        try:
-            manifest = json.loads((folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(manifest, dict) and {"confide", "digest", "certificate", "private"} <= manifest.keys():
-            return True
-    return False
+    if (folder / PURGING).is_file():
+        return True
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(manifest, dict) and {"confide", "digest", "certificate", "private"} <= manifest.keys()
 
 
 def _notes(folder: Path, links: dict[str, str]) -> Iterator[str]:

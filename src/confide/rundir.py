@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -25,13 +26,15 @@ def new_folder(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def owner_only() -> Iterator[None]:
-    """Whatever is made meanwhile, by this process, its children or any library: 0600 and 0700 at most."""
-    before = os.umask(0o077)
+    """Whatever is made meanwhile, by this process, its children or any library: 0600 and 0700 at most, and no dump of memory."""
+    before, dump = os.umask(0o077), resource.getrlimit(resource.RLIMIT_CORE)
     os.umask(before | 0o077)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, dump[1]))
     try:
         yield
     finally:
         os.umask(before)
+        resource.setrlimit(resource.RLIMIT_CORE, dump)
 
 
 def hold(path: Path) -> IO[str]:
