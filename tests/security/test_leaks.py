@@ -31,6 +31,7 @@ from confide.models.tokens import encode, pretrained
 from confide.review import counting, export, open_store
 from confide.rundir import owner_only
 from confide.screening import Screened
+from confide.screening.output import write_private
 
 HERE = Path(__file__).parent
 PLAIN_WORDS = [
@@ -114,18 +115,18 @@ def jobs(home):
     rows = [
         ("screen-bad", ["screen", str(read / "chats.jsonl"), *screen, "-o", f"{screened}-bad"]),
         ("screen-workers", ["screen", str(read / "chats.jsonl"), *screen, *canaries, "--skip-bad", "--workers", "2", "-o", screened]),
-        ("screen", ["screen", str(read / "whole.jsonl"), *screen, "--workers", "1", "--dedup", "exact", "-o", f"{screened}-crash{{n}}"], 15),
+        ("screen", ["screen", str(read / "whole.jsonl"), *screen, "--workers", "1", "--dedup", "exact", "-o", f"{screened}-crash{{n}}"], 8),
         ("policies", ["policies"]),
-        ("plan", ["plan", screened, *MODEL, *NOISE, "--method", "crt"], 5),
-        ("train", [*train, *NOISE, "--method", "crt", "--validation-share", "0.4", "-o", f"{run}{{n}}"], 12),
-        ("train-sdp", [*train, *NOISE, "--method", "sdp", "-o", f"{run}-sdp{{n}}"], 4),
+        ("plan", ["plan", screened, *MODEL, *NOISE, "--method", "crt"], 3),
+        ("train", [*train, *NOISE, "--method", "crt", "--validation-share", "0.4", "-o", f"{run}{{n}}"], 9),
+        ("train-sdp", [*train, *NOISE, "--method", "sdp", "-o", f"{run}-sdp{{n}}"], 2),
         ("train-plain", [*train, "--method", "plain", "--validation-share", "0.4", "-o", f"{run}-plain{{n}}"]),
         ("verify", ["verify", run]),
         ("generate", ["generate", run, "USR:", "--max-new-tokens", "20"]),
-        ("attack", ["attack", run, "--samples", "60", "--seed", "1"], 4),
+        ("attack", ["attack", run, "--samples", "60", "--seed", "1"], 3),
         ("attack-plain", ["attack", f"{run}-plain", "--only", "membership,extraction", "--papers", "--samples", "60"]),
         ("review", ["review", screened, "--sample", "25", "--port", "0", "--no-browser"]),
-        ("report", ["report", run], 3),
+        ("report", ["report", run], 2),
         ("report-shareable", ["report", run, "--shareable"]),
         ("report-compared", ["report", run, f"{run}-plain", "-o", str(runs / "compared.html")]),
         ("canaries", ["canaries", "audit,number=20,format=My ID is: {digits:3}", "-o", str(runs / "canaries")]),
@@ -166,8 +167,8 @@ def done(home, mark):
         [*alone, sys.executable, str(HERE / "driver.py")], input=json.dumps(given), env=environment, capture_output=True, text=True, cwd=home / "runs",
         timeout=900,
     )  # fmt: skip
-    (home / "out" / "driver.err").touch(mode=0o600)
-    (home / "out" / "driver.err").write_text(ended.stderr)
+    for name, told in (("out", ended.stdout), ("err", ended.stderr)):
+        write_private(home / "out" / f"driver.{name}", told)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return {**json.loads(ended.stdout), "alone": bool(alone)}
 
@@ -185,7 +186,7 @@ def test_every_command_was_run(done, home):
 def test_forced_crashes_end_in_one_clear_line_or_a_traceback_without_messages(done, home):
     crashed = {name: one for name, one in done["jobs"].items() if "crash" in one}
     ended = {name: one for name, one in crashed.items() if one["code"]}
-    assert len(ended) >= 25
+    assert len(ended) >= 20
     assert len(ended) >= 0.8 * len(crashed), "an error that nobody sees"
     assert {one["crash"][2] for one in ended.values()} == {
         "RuntimeError",
@@ -200,7 +201,7 @@ def test_forced_crashes_end_in_one_clear_line_or_a_traceback_without_messages(do
         assert one["code"] == 137 or told.splitlines()[-1].startswith("confide: "), (name, told)
         assert "Traceback" not in told
     shown = [name for name in ended if "its message is withheld" in (home / "out" / f"{name}.err").read_text()]
-    assert len(shown) >= 10
+    assert len(shown) >= 8
 
 
 def forms(text, tokenizers):
