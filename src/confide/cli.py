@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from .errors import BadInput, ConfideError, Contradiction
+from .rundir import owner_only
 
 app = typer.Typer(
     add_completion=False,
@@ -748,6 +749,45 @@ def reproduce(
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
+def purge(
+    folder: Annotated[Path, typer.Argument(help="A run, or a screened corpus.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Remove nothing: say what would go, and what stays.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove the sensitive parts of a run, so that enough stays for `confide verify`; or a whole screened corpus.
+
+    Example: confide purge run --dry-run
+    """
+    from .purging import plan_purge
+    from .purging import purge as remove
+    from .terminal import show_purge
+
+    found, asks = plan_purge(folder), not (yes or dry_run) and sys.stdin.isatty()
+    if not as_json:
+        show_purge(Console(stderr=asks), found, done=False)
+    if not (yes or dry_run or asks):
+        raise BadInput("nothing was removed: there is no terminal to ask on; say --yes, or look first with --dry-run")
+    if asks and not _agreed("Remove this for good?"):
+        raise BadInput("nothing was removed")
+    if not dry_run:
+        found = remove(folder)
+    if as_json:
+        _answer({**found.to_plain(), "dry_run": dry_run})
+    elif not dry_run:
+        show_purge(Console(), found, done=True)
+
+
+def _agreed(question: str) -> bool:
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort:
+        return False
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def policies(as_json: Json = False) -> None:
     """The policies that can be named, and what each needs."""
     from .policies import COMPOSED, known_policies
@@ -774,8 +814,27 @@ def _place(error: BaseException) -> str:
     )
 
 
+def _frames(error: BaseException) -> str:
+    """The whole traceback, of what caused it too, without any message: a message may quote private text."""
+    lines: list[str] = []
+    seen: BaseException | None = error
+    while seen is not None and len(lines) < 1000:
+        lines = [
+            *traceback.format_tb(seen.__traceback__),
+            f"{type(seen).__name__} (its message is withheld: it may quote private text)\n",
+            *lines,
+        ]
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    return "".join(lines)
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command; every expected failure is one line on standard error and an exit code."""
+    """Run a command; every expected failure is one line on standard error and an exit code. What it makes is the owner's alone."""
+    with owner_only():
+        _main(arguments)
+
+
+def _main(arguments: list[str] | None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin take the core from those they wait for
     for stream in (sys.stdout, sys.stderr):
@@ -799,10 +858,12 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's own usage errors
             code, message = getattr(error, "exit_code", 2), str(error.format_message())
-        elif os.environ.get("CONFIDE_DEBUG"):
-            raise
         else:  # the message may quote private text
-            code, message = 1, f"{_place(error)}; this is a mistake in confide (CONFIDE_DEBUG=1 shows more)"
+            shown = os.environ.get("CONFIDE_DEBUG")
+            if shown:
+                typer.echo(_frames(error), err=True)
+            more_of_it = "" if shown else " (CONFIDE_DEBUG=1 shows where)"
+            code, message = 1, f"{_place(error)}; this is a mistake in confide{more_of_it}"
     leads = os.environ.get("RANK", "0") == "0"  # of several processes one speaks, if all have the same to say
     if code and message and (leads or code == 1):
         line = " ".join(message.split())

@@ -15,6 +15,7 @@ from rich.table import Table
 from .accounting.guarantees import percent, up
 
 if TYPE_CHECKING:
+    from .purging import Purge
     from .screening import Screened
 
 
@@ -380,6 +381,27 @@ def show_reproduced(console: Console, found: dict[str, Any]) -> None:
         say(console, f"{len(found['page']['studies'])} studies in {escape(found['page']['file'])}")
         for text in found["page"]["left_out"]:
             say(console, f"[red]left out[/]: {escape(text)}", indent=2)
+
+
+def show_purge(console: Console, found: Purge, done: bool) -> None:
+    """What a purge removes, or has removed."""
+    names = ", ".join(sorted(found.parts)) or "nothing"
+    if done:
+        gone = found.kind == "corpus" and not found.left
+        _fact(console, "removed", f"{found.folder}" if gone else names)
+        return
+    say(console, f"[bold]{escape(str(found.folder))}[/], a {'run' if found.kind == 'run' else 'screened corpus'}")
+    for name, what in sorted(found.parts.items()):
+        _fact(console, "removes", f"{name}: {what}")
+    if not found.parts:
+        _fact(console, "removes", "nothing: all that is sensitive is gone")
+    if found.kept:
+        _fact(console, "keeps", ", ".join(found.kept))
+    if found.left:
+        _fact(console, "leaves", f"{', '.join(found.left)}: not confide's own; look whether it is sensitive")
+    for note in found.notes:
+        _fact(console, "note", note)
+    _fact(console, "", f"{found.size:,} bytes; files are unlinked, not overwritten, and copies and backups stay")
 
 
 def _duration(seconds: float) -> str:

@@ -15,6 +15,7 @@ from ..accounting.ceilings import Ceilings
 from ..accounting.events import to_plain
 from ..accounting.guarantees import Accounts
 from ..errors import ConfideError
+from ..purging import PURGED
 from . import reading
 from .commands import VALIDATED_BY, command, resume
 from .misses import public_misses
@@ -101,7 +102,7 @@ def gather(folder: str | Path, *, curves: bool = True) -> Found:
         *_missing_parts(folder, method, certificate is None and verdict.kind != "broken"),
         *([] if manifest else [Missing("corpus", no_manifest, "")]),
         *([] if review else [Missing("review", no_review, review_again)]),
-        *_missing_attacks(attacks, attack),
+        *_missing_attacks(attacks, attack, (folder / PURGED).exists()),
     ]
     found = Found(
         name=folder.resolve().name,
@@ -170,7 +171,9 @@ def _missing_parts(folder: Path, method: str, uncertified: bool) -> list[Missing
     return [Missing("certificate", without_certificate(method), how)]  # fmt: skip
 
 
-def _missing_attacks(attacks: Mapping[str, Any] | None, attack: str) -> list[Missing]:
+def _missing_attacks(attacks: Mapping[str, Any] | None, attack: str, purged: bool) -> list[Missing]:
+    if attacks is None and purged:
+        return [Missing("attacks", "the run was purged, and with it what attacks may have found", "")]
     if attacks is None:
         return [Missing("attacks", "nobody has attacked this model yet", attack)]
     if "skipped" in attacks.get("audit", {}).get("black_box", {"skipped": ""}):

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -23,7 +23,8 @@ from ..accounting import LedgerWriter, issue, read_ledger, write
 from ..errors import BadInput, ConfideError, Refused
 from ..models import Lora, add_placeholders, build, load_tokenizer, load_trained, longest, prepare, save
 from ..models.tokens import BUILT_IN, pretrained
-from ..rundir import new_folder
+from ..purging import PURGED
+from ..rundir import hold, new_folder
 from ..screening.output import write_private
 from . import byhand, processes, sdp, selective
 from .corpus import Encoder, Example, Source, TokenFile, fingerprint, tokenise
@@ -121,7 +122,8 @@ class Prepared:
     tokenizer: Any
     placeholders: dict[str, int]
     device: torch.device
-    ledger: LedgerWriter | None = None  # rank 0 alone has it
+    ledger: LedgerWriter | None = None  # rank 0 alone has it, and the lock
+    lock: IO[str] | None = None
     resumed: bool = False
     tick: Tick = lambda records: None
 
@@ -131,9 +133,10 @@ class Prepared:
         return path if path.exists() else None
 
     def close(self) -> None:
-        """Let go of the ledger, so that the run can be resumed in this very process."""
-        if self.ledger is not None:
-            self.ledger.close()
+        """Let go of the ledger and the folder, so that the run can be resumed in this very process."""
+        for one in (self.ledger, self.lock):
+            if one is not None:
+                one.close()
 
     @property
     def max_length(self) -> int:
@@ -330,6 +333,7 @@ def _start(prepared: Prepared, kind: str, resume: bool) -> None:
         except OSError as error:
             shutil.rmtree(draft, ignore_errors=True)
             raise ConfideError(f"cannot write {folder}: {error.strerror or error}; nothing was trained") from None
+    prepared.lock = hold(folder / CONFIG)
     if resume:
         _refuse_another_run(prepared)
     prepared.ledger = LedgerWriter.resume(folder / LEDGER) if plan.planned else None
@@ -378,6 +382,11 @@ def plan_of(
 ) -> TrainingPlan:
     """The plan that a run was started with, from its configuration; what is given besides must agree with it."""
     folder = Path(folder)
+    if (folder / PURGED).exists():
+        raise BadInput(
+            f"{folder} was purged: its records and checkpoints are gone. It can be verified, reported and used, and attacked by `confide "
+            f"attack --model {folder / 'model'}`; to train, start a new run"
+        )
     try:
         config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
         options = _options(folder, config["options"])
