@@ -75,7 +75,14 @@ def _help_all(ctx: typer.Context, wanted: bool) -> None:
 
 
 HelpAll = Annotated[
-    bool, typer.Option("--help-all", is_eager=True, expose_value=False, callback=_help_all, help="Show every option, also the rare ones.")
+    bool,
+    typer.Option(
+        "--help-all",
+        is_eager=True,
+        expose_value=False,
+        callback=_help_all,
+        help="Show every option, also the rare ones.",
+    ),
 ]
 
 
@@ -311,7 +318,9 @@ def screen(
         ),
     ] = None,
     max_copies: Annotated[int, typer.Option(hidden=True, help="Copies of a private record that dedup leaves.")] = 1,
-    dedup_unit: Annotated[str | None, typer.Option(hidden=True, help="Compare turns or sentences inside larger records.")] = None,
+    dedup_unit: Annotated[
+        str | None, typer.Option(hidden=True, help="Compare turns or sentences inside larger records.")
+    ] = None,
     order: Annotated[
         str, typer.Option(hidden=True, help="redact-dedup, or the CRT paper's dedup-redact (a weaker certificate).")
     ] = "redact-dedup",
@@ -888,7 +897,11 @@ def _usage(error: Any) -> str:
     if near:
         return f"No such option '{mistaken}'. Did you mean '{near[0]}'?"
     message, where = str(error.format_message()), getattr(error, "ctx", None)
-    return message if where is None or "Did you mean" in message else f"{message.rstrip('.')}; see `{where.command_path} --help`"
+    return (
+        message
+        if where is None or "Did you mean" in message
+        else f"{message.rstrip('.')}; see `{where.command_path} --help`"
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:
