@@ -315,7 +315,12 @@ def test_the_demo_prints_what_readme_shows(shown):
     said = shown[1].replace(str(shown[0]), "demo")
     words = [re.sub(r"\S*\d\S*", "0", re.sub(r"[─?-]{2,}", " ", text)).split() for text in (page, said)]
     assert all(title in said for title in titles)
-    for label in ("perplexity, held-out public turns", "next tokens right", "rank of the planted secret", "its exposure, in bits"):
+    for label in (
+        "perplexity, held-out public turns",
+        "next tokens right",
+        "rank of the planted secret",
+        "its exposure, in bits",
+    ):
         assert label in page
         assert label in said
     assert difflib.SequenceMatcher(None, *words, autojunk=False).ratio() > 0.85

@@ -76,7 +76,9 @@ def commands(language, block):
         if language == "console" and not line.startswith("$ "):
             found[-1][1].append(line)
         elif line.strip() and not line.startswith("#"):
-            found.append((" ".join(shlex.split(line.removeprefix("$ "), comments=True)) and line.removeprefix("$ "), []))
+            found.append(
+                (" ".join(shlex.split(line.removeprefix("$ "), comments=True)) and line.removeprefix("$ "), [])
+            )
     return found
 
 
@@ -104,7 +106,9 @@ def check_only(words):
     elif words[:2] == ["pip", "install"]:
         extras = [extra for word in words for part in re.findall(r"\[(.+)\]", word) for extra in part.split(",")]
         listed = (ROOT / "pyproject.toml").read_text()
-        assert all(f"\n{extra} = [" in listed for extra in extras if "confide" in " ".join(words) or ".[" in " ".join(words))
+        assert all(
+            f"\n{extra} = [" in listed for extra in extras if "confide" in " ".join(words) or ".[" in " ".join(words)
+        )
 
 
 class Reader:
@@ -154,7 +158,11 @@ class Reader:
 
     def compare(self, command, shown, said):
         """What the page shows is what is said: word for word by the calculator, elsewhere but for numbers."""
-        plain = (lambda text: text) if command.startswith("confide epsilon") else (lambda text: re.sub(r"\d[\d,.e+-]*", "0", text))
+        plain = (
+            (lambda text: text)
+            if command.startswith("confide epsilon")
+            else (lambda text: re.sub(r"\d[\d,.e+-]*", "0", text))
+        )
         said = " ".join(plain(said).split())
         for line in shown:
             assert line.strip() == "..." or " ".join(plain(line).split()) in said, f"{command} does not say {line!r}"
@@ -187,7 +195,7 @@ def brought(tmp_path_factory):
     rows = [json.loads(line) for line in (folder / "sim" / "train.jsonl").read_text().splitlines()]
     shutil.rmtree(folder / "sim")
     lines = [json.dumps({"id": row["id"], "text": row["text"]}) + "\n" for row in rows]
-    for name, part in (("chats", lines), ("trained", lines[:25]), ("held-out", lines[25:])):
+    for name, part in (("chats", lines), ("trained", lines[:20]), ("held-out", lines[20:])):
         (folder / f"{name}.jsonl").write_text("".join(part))
     (folder / "customers.txt").write_text("Ada Quill\nBo Thorn\n")
     (folder / "public_names.txt").write_text("Acme\n")
@@ -198,7 +206,13 @@ def brought(tmp_path_factory):
     tokenizer, _ = load_tokenizer(None, "gpt2-tiny", public_texts=lambda: iter(["SYS: Hello."]), vocabulary_size=300)
     for name in ("distilgpt2", "their-model"):
         save(build(SMALL, tokenizer, max_length=256), tokenizer, folder / name)
-    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
     llama = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=256, **shape))
     save(llama, tokenizer, folder / "meta-llama" / "Llama-3.2-1B")
     return folder
@@ -241,7 +255,11 @@ def test_commands_within_sentences_exist(page):
         if not words[0].startswith("-"):
             assert words[0] in group.commands, command
             options = {name for one in group.commands[words[0]].params for name in (*one.opts, *one.secondary_opts)}
-        named = {word.strip(",;.").split("=")[0] for word in words if word.startswith("-") and word not in ("-h", "--help", "-")}
+        named = {
+            word.strip(",;.").split("=")[0]
+            for word in words
+            if word.startswith("-") and word not in ("-h", "--help", "-")
+        }
         assert named <= options, command
 
 
