@@ -110,7 +110,11 @@ def _model(family: str, sizes: dict[str, int], rank: int) -> Any:
     if family == "gpt2":
         from transformers import GPT2Config, GPT2LMHeadModel
 
-        return GPT2LMHeadModel(GPT2Config(n_positions=LENGTH, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, **sizes))
+        return GPT2LMHeadModel(
+            GPT2Config(
+                n_positions=LENGTH, bos_token_id=0, eos_token_id=0, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, **sizes
+            )
+        )
     import peft
     from transformers import LlamaConfig, LlamaForCausalLM
 
