@@ -58,6 +58,7 @@ bench: $(STAMPS)/bench
 	$(BIN)/python benchmarks/attacks.py
 	$(BIN)/python benchmarks/review.py
 	$(BIN)/python benchmarks/report.py
+	$(BIN)/python benchmarks/scale.py
 
 clean:
 	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

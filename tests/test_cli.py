@@ -1,14 +1,18 @@
 """The commands as scripts and people meet them: answers, exit codes and one clear line for every mistake."""
 
+import difflib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
-from confide.cli import main
+from confide.cli import SUMMARIES, app, main
 
 BASE = ["epsilon", "--sampling-rate", "0.03125", "--noise", "2", "--steps", "320", "--delta", "8e-5"]
 
@@ -112,7 +116,7 @@ def test_every_answer_has_a_page_for_people(capsys, arguments):
     delta = [] if "--labels-for" in arguments else ["--delta", "1e-5"]
     code, out, err = run(capsys, "epsilon", *delta, *arguments)
     assert (code, err) == (0, "")
-    assert "nan" not in out
+    assert "..." not in out.split("Commands:")[1]
     for word in ("delta", "substitution", "no amplification", "confidence"):
         if word in out:
             break
@@ -302,11 +306,89 @@ def test_the_installed_command_and_the_module_are_the_same():
     assert by_script.stdout == by_module.stdout
 
 
-def test_help_lists_the_commands(capsys):
-    code, out, _ = run(capsys, "--help")
-    assert code == 0
-    for command in ("epsilon", "verify", "demo", "screen", "policies", "plan", "train", "generate", "run"):
-        assert command in out
+def test_the_demo_prints_what_readme_shows(shown):
+    """The same titles and rows, and the same words but for numbers, wherever the lines break."""
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    page = re.search(r"<!-- demo -->\n```text\n(.*?)```", readme, flags=re.DOTALL)[1]
+    titles = re.findall(r"(?<= )\d  \S.*?(?= [─-]|$)", page, flags=re.MULTILINE)
+    assert len(titles) == 6
+    said = shown[1].replace(str(shown[0]), "demo")
+    words = [re.sub(r"\S*\d\S*", "0", re.sub(r"[─?-]{2,}", " ", text)).split() for text in (page, said)]
+    assert [title for title in titles if " ".join(title.split()) not in said] == []
+    for label in (
+        "perplexity, held-out public turns",
+        "next tokens right",
+        "rank of the planted secret",
+        "its exposure, in bits",
+    ):
+        assert label in page
+        assert label in said
+    alike = difflib.SequenceMatcher(None, *words, autojunk=False).ratio()
+    assert alike > 0.8  # examples and what the model writes differ
+
+
+def test_help_lists_every_command_and_fits_a_screen(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    group = get_command(app)
+    assert set(SUMMARIES) == set(group.commands)
+    for command in (None, *group.commands):
+        code, out, _ = run(capsys, *([] if command is None else [command]), "--help")
+        assert code == 0
+        lines = out.splitlines()
+        assert len(lines) <= 50, f"{command}: {len(lines)} lines"
+        assert max(map(len, lines)) <= 80, command
+        example = lines[next(i for i, line in enumerate(lines) if line.strip() == "Example:") + 2]
+        words = shlex.split(example)
+        assert words[0] == "confide"
+        assert command in (None, words[1])
+        group.commands[words[1]].make_context(words[1], words[2:])
+    out = run(capsys, "-h")[1]
+    assert all(f"\n  {name} " in out for name in SUMMARIES)
+    assert "..." not in out.split("Commands:")[1]
+
+
+@pytest.mark.parametrize("command", ["screen", "plan", "train"])
+def test_rare_options_are_listed_on_demand_and_work_as_ever(capsys, command):
+    few, every = (run(capsys, command, flag)[1] for flag in ("--help", "--help-all"))
+    options = {name for one in get_command(app).commands[command].params for name in one.opts}
+    assert all(name in every for name in options)
+    assert not all(name in few for name in options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        (["scren"], "screen"),
+        (["verfy", "run"], "verify"),
+        (["screen", "chats.jsonl", "--polcy", "patterns"], "--policy"),
+        (["train", "screened", "--metod", "crt"], "--method"),
+        (["train", "screened", "--tuning-run", "1"], "--tuning-runs"),
+        (["screen", str(Path(__file__).parents[1] / "README.md"), "--policy", "pattern"], "patterns"),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else words,
+)
+def test_mistyped_words_are_answered_with_the_right_one(capsys, wrong, right):
+    code, out, err = run(capsys, *wrong)
+    assert (code, out) == (2, "")
+    assert f"id you mean '{right}'?" in err
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("confide tr", "train"), ("confide screen --conserv", "--conservative"), ("confide train --method j", "jft")],
+)
+def test_the_shell_completes_commands_options_and_choices(typed, offered):
+    words = typed.split(" ")
+    for shell, more in (
+        ("bash", {"COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": typed}),
+        ("fish", {"_TYPER_COMPLETE_ARGS": typed, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "confide"], capture_output=True, text=True, check=True,
+            env={**os.environ, "_CONFIDE_COMPLETE": f"complete_{shell}", **more},
+        )  # fmt: skip
+        assert offered in done.stdout, shell
 
 
 def test_the_package_offers_verify(shown):

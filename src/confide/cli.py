@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import io
@@ -17,18 +18,73 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from typer.core import TyperGroup
 
 from .errors import BadInput, ConfideError, Contradiction
 from .rundir import owner_only
 
+SUMMARIES = {  # every command, in the order in which a newcomer meets them
+    "demo": "the whole chain on simulated customers, in minutes",
+    "screen": "redact what is found, keep apart what may hold more",
+    "review": "a page on which a person marks what the policy missed",
+    "plan": "noise, time, memory and every guarantee, before training",
+    "train": "train a model, and write its certificate",
+    "attack": "attack the model, beside what is proven",
+    "report": "a page for the one who signs, and a model card",
+    "verify": "recompute a certificate from its ledger, without data",
+    "generate": "text from a trained model",
+    "run": "all stages, as a file describes them",
+    "epsilon": "the calculator alone",
+    "policies": "what can count as a secret",
+    "canaries": "invented secrets, to audit models of other libraries",
+    "simulate": "a corpus whose secrets are known",
+    "reproduce": "the papers' figures and tables",
+}
+
+
+class Commands(TyperGroup):
+    """The commands in the order of `SUMMARIES`, each with a line that is not cut off."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(SUMMARIES.items()))
+
+
 app = typer.Typer(
-    add_completion=False,
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Train language models on text that holds secrets, and prove what the model cannot leak.",
+    help="""Train language models on text that holds secrets, and prove what the model cannot leak.
+
+    Example:
+
+    confide demo -o demo""",
+    epilog="Each command explains itself: confide screen --help",
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def _help_all(ctx: typer.Context, wanted: bool) -> None:
+    """The help of a command with the options that fill more than a screen."""
+    if wanted and not ctx.resilient_parsing:
+        for parameter in ctx.command.params:
+            parameter.hidden = False  # type: ignore[attr-defined]
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
+HelpAll = Annotated[
+    bool,
+    typer.Option(
+        "--help-all",
+        is_eager=True,
+        expose_value=False,
+        callback=_help_all,
+        help="Show every option, also the rare ones.",
+    ),
+]
 
 
 def _fraction(text: str) -> float:
@@ -107,7 +163,9 @@ def epsilon(
 ) -> None:
     """The privacy calculator: epsilon for a masked secret, or the noise, steps or batch size for a target.
 
-    Example: confide epsilon --sampling-rate 1/32 --noise 2 --steps 320 --delta 8e-5
+    Example:
+
+    confide epsilon --sampling-rate 1/32 --noise 2 --steps 320 --delta 8e-5
     """
     from .calculator import Question, answer
 
@@ -145,7 +203,12 @@ def verify(
     ledger: Annotated[Path | None, typer.Option(help="The ledger, if it is not beside the certificate.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Recompute a certificate from its ledger, without data. Exit code 3 if it does not hold."""
+    """Recompute a certificate from its ledger, without data. Exit code 3 if it does not hold.
+
+    Example:
+
+    confide verify run
+    """
     from .accounting import verify as check
     from .terminal import show_verified
 
@@ -180,7 +243,12 @@ def demo(
     epochs: Annotated[int, typer.Option(help="Passes over them.")] = 4,
     as_json: Json = False,
 ) -> None:
-    """The whole chain on a simulated corpus: screen, plan, train with and without privacy, certify, verify, try to cheat."""
+    """The whole chain on a simulated corpus: screen, plan, train with and without privacy, certify, verify, try to cheat.
+
+    Example:
+
+    confide demo -o demo
+    """
     from .accounting.events import check_count
     from .demo import run as show
 
@@ -201,7 +269,12 @@ def simulate(
     seed: Annotated[int, typer.Option(help="The same seed gives the same corpus.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """A simulated customer-service corpus whose secrets are known exactly. All people are invented."""
+    """A simulated customer-service corpus whose secrets are known exactly. All people are invented.
+
+    Example:
+
+    confide simulate --dialogues 1000 -o sim
+    """
     from .accounting.events import check_count
     from .experiments.customersim import write_corpus
 
@@ -235,7 +308,8 @@ def screen(
     context: Annotated[
         str,
         typer.Option(
-            help="record, or group: policies read whole documents, which become public or private as a whole."
+            hidden=True,
+            help="record, or group: policies read whole documents, which become public or private as a whole.",
         ),
     ] = "record",
     dedup: Annotated[
@@ -244,13 +318,15 @@ def screen(
             help="In the private part: off, exact, bloom or bloom-verified (default: exact for documents, else off)."
         ),
     ] = None,
-    max_copies: Annotated[int, typer.Option(help="Copies of a private record that dedup leaves.")] = 1,
-    dedup_unit: Annotated[str | None, typer.Option(help="Compare turns or sentences inside larger records.")] = None,
+    max_copies: Annotated[int, typer.Option(hidden=True, help="Copies of a private record that dedup leaves.")] = 1,
+    dedup_unit: Annotated[
+        str | None, typer.Option(hidden=True, help="Compare turns or sentences inside larger records.")
+    ] = None,
     order: Annotated[
-        str, typer.Option(help="redact-dedup, or the CRT paper's dedup-redact (a weaker certificate).")
+        str, typer.Option(hidden=True, help="redact-dedup, or the CRT paper's dedup-redact (a weaker certificate).")
     ] = "redact-dedup",
     public_dedup: Annotated[str, typer.Option(help="In the public part: off, exact or near.")] = "off",
-    bloom_delta: Annotated[float, typer.Option(help="What a Bloom filter may cost of delta.")] = 1e-9,
+    bloom_delta: Annotated[float, typer.Option(hidden=True, help="What a Bloom filter may cost of delta.")] = 1e-9,
     canaries: Annotated[
         str | None,
         typer.Option(metavar="SPEC", help="Plant invented secrets: crt, sdp, jft, audit, or audit,number=200,…"),
@@ -266,10 +342,13 @@ def screen(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a screening that was interrupted.")] = False,
     show: Annotated[int, typer.Option(help="Print this many private records, raw beside screened. SENSITIVE.")] = 0,
     as_json: Json = False,
+    help_all: HelpAll = False,
 ) -> None:
     """Split a corpus into records, redact what a policy finds, and part public from private records.
 
-    Example: confide screen chats.jsonl --policy patterns --conservative allowlist --unit turn -o screened
+    Example:
+
+    confide screen chats.jsonl --policy patterns --unit turn -o screened
     """
     from .accounting.events import check_count
     from .readers import sources
@@ -315,7 +394,7 @@ def screen(
 
 def _with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command all training options, which it receives as `choices`: those that the user named."""
-    from .training.options import HELP, Options
+    from .training.options import CHOICES, COMMON, HELP, Options
 
     kinds: dict[str, Any] = get_type_hints(Options)
     own = inspect.signature(command, eval_str=True)
@@ -326,7 +405,10 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
         flag = f"--{name.replace('_', '-')}"
         default = next(f.default for f in fields(Options) if f.name == name)
         shown = default not in (MISSING, None, (), False)
-        info = typer.Option(flag, help=help_ + (f" [{default}]" if shown else ""), show_default=False)
+        info = typer.Option(
+            flag, help=help_ + (f" [{default}]" if shown else ""), show_default=False, hidden=name not in COMMON,
+            autocompletion=_one_of(CHOICES[name]) if name in CHOICES else None,
+        )  # fmt: skip
         parameters.append(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, info])
             if kind is not bool
@@ -347,6 +429,15 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def _one_of(choices: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """What the shell offers for an option."""
+
+    def matching(incomplete: str) -> list[str]:
+        return [choice for choice in choices if choice.startswith(incomplete)]
+
+    return matching
+
+
 def _optional(kind: Any) -> Any:
     """The type of an option that may be left out."""
     return next((part for part in get_args(kind) if part is not type(None)), kind)
@@ -358,11 +449,14 @@ def plan(
     screened: Annotated[Path, typer.Argument(help="A folder that `confide screen` has written.")],
     probe: Annotated[bool, typer.Option(help="Measure time and memory with two steps of each kind.")] = True,
     as_json: Json = False,
+    help_all: HelpAll = False,
     **choices: Any,
 ) -> None:
     """Noise, steps, time, memory and every guarantee of a run, before any training.
 
-    Example: confide plan screened --model gpt2-tiny --method crt --epsilon 2 --delta 1e-5
+    Example:
+
+    confide plan screened --model gpt2-tiny --epsilon 2 --delta 1e-5
     """
     from .training import make_plan, probe_plan
 
@@ -389,11 +483,14 @@ def train(
         bool, typer.Option("--tensorboard", help="Write public telemetry for TensorBoard, too.")
     ] = False,
     as_json: Json = False,
+    help_all: HelpAll = False,
     **choices: Any,
 ) -> None:
     """Train a model and write its certificate. Shows and stores public quantities only.
 
-    Example: confide train screened --model gpt2-tiny --method crt --epsilon 2 --delta 1e-5 -o run
+    Example:
+
+    confide train screened --model gpt2-tiny --epsilon 2 --delta 1e-5 -o run
     """
     from .training import make_plan, plan_of, train_plan
 
@@ -483,7 +580,9 @@ def attack(
     """Attack a model: exposure, membership, extraction, and an audited lower bound on epsilon. Exit code 3 if it
     contradicts the certificate.
 
-    Example: confide attack run
+    Example:
+
+    confide attack run
     """
     from .attacks import attack as attack_run
     from .attacks import attack_model
@@ -561,7 +660,9 @@ def canaries(
 ) -> None:
     """Invented secrets to plant in a corpus that another program trains on, for `confide attack --model DIR --canaries FOLDER`.
 
-    Example: confide canaries audit,number=200 -o canaries
+    Example:
+
+    confide canaries audit,number=200 -o canaries
     """
     from .screening.canaries import write_canaries
 
@@ -585,7 +686,9 @@ def report(
 ) -> None:
     """A page that says what is promised, what is not, and how sure one may be; with figures and a model card.
 
-    Example: confide report run
+    Example:
+
+    confide report run
     """
     from .reporting import report as write
 
@@ -619,7 +722,9 @@ def review(
 ) -> None:
     """A page on this machine on which a person marks what the policy missed; the bound it gives goes to `confide train --review`.
 
-    Example: confide review screened
+    Example:
+
+    confide review screened
     """
     from .review import export as write
     from .review import open_store, serve
@@ -665,7 +770,9 @@ def generate(
 ) -> None:
     """Text from a trained model, as it comes.
 
-    Example: confide generate run "SYS:" --top-p 0.9
+    Example:
+
+    confide generate run "SYS:" --top-p 0.9
     """
     from .generation import generate as write
 
@@ -690,7 +797,9 @@ def run(
 ) -> None:
     """All stages as a file describes them; run it again after an interruption, and it goes on.
 
-    Example: confide run chats.yaml
+    Example:
+
+    confide run chats.yaml
     """
     from .config import run_all
 
@@ -732,7 +841,9 @@ def reproduce(
 ) -> None:
     """The papers' figures and tables, by runs that are cached: stop it at any time, and it goes on.
 
-    Example: confide reproduce fig6
+    Example:
+
+    confide reproduce fig6
     """
     from .experiments.reproduce import command
 
@@ -789,7 +900,12 @@ def _agreed(question: str) -> bool:
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def policies(as_json: Json = False) -> None:
-    """The policies that can be named, and what each needs."""
+    """The policies that can be named, and what each needs.
+
+    Example:
+
+    confide policies
+    """
     from .policies import COMPOSED, known_policies
 
     found = [
@@ -828,6 +944,20 @@ def _frames(error: BaseException) -> str:
     return "".join(lines)
 
 
+def _usage(error: Any) -> str:
+    """A mistake in a command's use, with the option that was probably meant."""
+    mistaken = getattr(error, "option_name", "")
+    near = difflib.get_close_matches(mistaken, getattr(error, "possibilities", None) or (), n=1)
+    if near:
+        return f"No such option '{mistaken}'. Did you mean '{near[0]}'?"
+    message, where = str(error.format_message()), getattr(error, "ctx", None)
+    return (
+        message
+        if where is None or "Did you mean" in message
+        else f"{message.rstrip('.')}; see `{where.command_path} --help`"
+    )
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; every expected failure is one line on standard error and an exit code. What it makes is the owner's alone."""
     with owner_only():
@@ -857,7 +987,7 @@ def _main(arguments: list[str] | None) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (what is left in the buffer cannot be written either)
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's own usage errors
-            code, message = getattr(error, "exit_code", 2), str(error.format_message())
+            code, message = getattr(error, "exit_code", 2), _usage(error)
         else:  # the message may quote private text
             shown = os.environ.get("CONFIDE_DEBUG")
             if shown:

@@ -72,7 +72,7 @@ def run(folder: Path, console: Console, dialogues: int = DIALOGUES, epochs: int 
         schedule="linear",
         **MODEL,
     )
-    show_plan(console, crt.summary())
+    show_plan(console, crt.summary(), brief=True)
     console.print()
     console.rule("4  Training: plain, and confidentially redacted (CRT)")
     runs = {name: _train(plan, folder / name, console) for name, plan in (("plain", plain), ("crt", crt))}

@@ -293,8 +293,8 @@ def chart(xs: Sequence[float], ys: Sequence[float], x_label: str, y_label: str, 
     return "\n".join(lines)
 
 
-def show_plan(console: Console, found: dict[str, Any]) -> None:
-    """The page of `confide plan`: sizes, steps, noise, guarantees, cost."""
+def show_plan(console: Console, found: dict[str, Any], brief: bool = False) -> None:
+    """The page of `confide plan`: sizes, steps, noise, guarantees, cost. `brief`: of the guarantees only the first."""
     say(
         console,
         f"[bold]{found['method']}[/] of {escape(found['model'])}: [green]{found['public']:,} public[/] and "
@@ -327,7 +327,11 @@ def show_plan(console: Console, found: dict[str, Any]) -> None:
     for note in found["notes"]:
         console.print(Padding(f"[bold red]note[/]: {escape(note)}", (0, 0, 0, 2)), highlight=False)
     console.print()
-    if "certificate" in found:
+    if "certificate" in found and brief:
+        first = found["certificate"]["guarantees"][0]
+        at = f"epsilon {epsilon_text(first['epsilon'])} at delta {first['delta']:.3g}"
+        say(console, f"It will promise {at} ({first['name']}); what that means is said below, with the certificate.")
+    elif "certificate" in found:
         show_certificate(console, found["certificate"])
     else:
         say(console, "[bold red]No guarantee[/]: this method trains without noise on text that may hold secrets.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -52,7 +53,9 @@ def load(spec: str) -> Policy:
     name, colon, argument = spec.partition(":")
     entry = _shipped().get(name) or known_policies().get(name)
     if entry is None:
-        raise BadInput(f"no policy is called {name[:60]!r}; `confide policies` lists them")
+        near = difflib.get_close_matches(name, known_policies(), n=1)
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        raise BadInput(f"no policy is called {name[:60]!r}; {meant}`confide policies` lists them")
     return entry.make(argument if colon else None)
 
 

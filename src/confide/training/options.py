@@ -30,6 +30,10 @@ OWN = {  # options that mean something to one method only
     "sdp": ("variant", "segments", "state_noise", "state_clip"),
     "jft": ("phase1", "phase1_epochs", "phase1_noise", "screened_by_hand"),
 }
+COMMON = (  # options that `confide train --help` shows; the others are for --help-all
+    "model", "method", "lora", "max_length", "epochs", "batch_size", "private_batch_size", "learning_rate",
+    "private_learning_rate", "epsilon", "delta", "noise", "review", "validation", "seed",
+)  # fmt: skip
 
 
 HELP: dict[str, str] = {
