@@ -164,7 +164,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:
 
 
 def _text(node: ast.AST) -> bool:
-    return isinstance(node, ast.JoinedStr) or isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 def sampled(package: str, count: int, seed: int) -> list[Mutant]:
@@ -224,7 +224,9 @@ def _trace(package: str, work: Path) -> None:
     import pytest
 
     _quiet(work / f"{package}.trace.log")
-    cover = coverage.Coverage(data_file=str(work / f"{package}.coverage"), config_file=False, source=[str(SOURCE / package)])
+    cover = coverage.Coverage(
+        data_file=str(work / f"{package}.coverage"), config_file=False, source=[str(SOURCE / package)]
+    )
     seen = _Trace(cover)
     cover.start()
     pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *TESTS[package]], plugins=[seen])
@@ -335,7 +337,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget", type=float, default=45.0, help="seconds of tests a mistake gets at the most")
     parser.add_argument("--minutes", type=float, default=600.0, help="stop after this time and sum up what is done")
-    parser.add_argument("--package", choices=list(TESTS), action="append", help="only this package (may be given again)")
+    parser.add_argument(
+        "--package", choices=list(TESTS), action="append", help="only this package (may be given again)"
+    )
     parser.add_argument("--only", default="", help="only the mistakes whose line in the log holds this text, again")
     parser.add_argument("--work", type=Path, default=ROOT / "bench" / "mutation", help="what is kept between runs")
     parser.add_argument("--quick", action="store_true", help="five mistakes a package, ten seconds of tests each")
@@ -390,7 +394,9 @@ def main() -> None:
     else:
         for package, line in told.items():
             low, high = line["interval"]
-            print(f"{package}: {line['killed']} of {line['mutants']} killed, {line['share']:.0%} (95 %: {low:.0%} to {high:.0%})")
+            print(
+                f"{package}: {line['killed']} of {line['mutants']} killed, {line['share']:.0%} (95 %: {low:.0%} to {high:.0%})"
+            )
 
 
 if __name__ == "__main__":

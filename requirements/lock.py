@@ -51,8 +51,23 @@ def lock(upgrade: bool) -> None:
 
         def resolved(extras: list[str]) -> dict[str, str]:
             (work / "pins.txt").write_text("\n".join(pins.values()))
-            command = [work / "venv/bin/uv", "pip", "compile", "--quiet", "--universal", "--fork-strategy=fewest", "--generate-hashes"]
-            command += ["--python-version", floor[0] if floor else "", "--no-annotate", "--no-header", "--constraint", work / "pins.txt"]
+            command = [
+                work / "venv/bin/uv",
+                "pip",
+                "compile",
+                "--quiet",
+                "--universal",
+                "--fork-strategy=fewest",
+                "--generate-hashes",
+            ]
+            command += [
+                "--python-version",
+                floor[0] if floor else "",
+                "--no-annotate",
+                "--no-header",
+                "--constraint",
+                work / "pins.txt",
+            ]
             command += [f"--extra={extra}" for extra in extras]
             done = subprocess.run(
                 [*command, ROOT / "pyproject.toml", work / "build.in"], check=True, stdout=subprocess.PIPE, text=True
@@ -69,7 +84,9 @@ def lock(upgrade: bool) -> None:
             before |= set(own)
             text = f"# Made by `make lock`: what {layer} needs and the layers before it do not have\n"
             (HERE / f"{layer}.txt").write_text(text + "".join(everything[name] + "\n" for name in sorted(own)))
-    text = "# Made by `make lock`. Without hashes: indexes offer different builds of one version, with CUDA and without\n"
+    text = (
+        "# Made by `make lock`. Without hashes: indexes offer different builds of one version, with CUDA and without\n"
+    )
     (HERE / "torch.txt").write_text(f"{text}{pins[BY_VERSION]}\n")
 
 
@@ -79,7 +96,9 @@ def licence(of: Distribution) -> str:
     if meta.get("License-Expression"):
         return str(meta["License-Expression"])
     classified = [
-        line.split(" :: ")[-1] for line in meta.get_all("Classifier") or [] if line.startswith("License :: OSI Approved ::")
+        line.split(" :: ")[-1]
+        for line in meta.get_all("Classifier") or []
+        if line.startswith("License :: OSI Approved ::")
     ]
     stated = (meta.get("License") or "").strip().split("\n")[0]
     files = [file for file in of.files or [] if re.search(r"LICEN[CS]E", file.name)]
