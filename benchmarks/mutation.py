@@ -340,7 +340,9 @@ def main() -> None:
     parser.add_argument(
         "--package", choices=list(TESTS), action="append", help="only this package (may be given again)"
     )
-    parser.add_argument("--only", default="", help="only the mistakes whose line in the log holds this text, again")
+    parser.add_argument(
+        "--only", default="", help="again, only those whose outcome and name hold this: survived, or dp/noise.py:68"
+    )
     parser.add_argument("--work", type=Path, default=ROOT / "bench" / "mutation", help="what is kept between runs")
     parser.add_argument("--quick", action="store_true", help="five mistakes a package, ten seconds of tests each")
     parser.add_argument("--json", action="store_true", help="print one object")
@@ -354,7 +356,7 @@ def main() -> None:
     compileall.compile_dir(work / "copy", quiet=2)
     log = work / "mutants.jsonl"
     rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    done = {row["name"] for row in rows}
+    done = {row["name"]: row["outcome"] for row in rows}
     packages = options.package or list(TESTS)
     drawn = {package: sampled(package, options.count, options.seed) for package in packages}
     with open(log, "a") as file:
@@ -368,7 +370,10 @@ def main() -> None:
                 if place >= len(drawn[package]) or time.monotonic() - began > 60 * options.minutes:
                     continue
                 mutant = drawn[package][place]
-                if (mutant.name in done) != bool(options.only) or options.only not in mutant.name:
+                known = done.get(mutant.name)
+                if known and (not options.only or options.only not in f"{known} {mutant.name}"):
+                    continue
+                if options.only and not known:
                     continue
                 chosen, start = tests.of(mutant, options.budget), time.monotonic()
                 found = outcome(mutant, chosen, sum(tests.seconds[test] for test in chosen), work)
