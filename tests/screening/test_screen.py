@@ -333,6 +333,12 @@ def test_many_records_that_are_nothing_but_a_mask_earn_a_warning(tmp_path):
     assert not warned(2, 10)
 
 
+def test_a_conservative_policy_without_a_class_earns_a_warning(corpus, tmp_path):
+    for conservative, warned in (("patterns", True), ("digits", False)):
+        done = screen(str(corpus), "digits", tmp_path / conservative, conservative=conservative, workers=1)
+        assert any("no class of secrets" in one for one in done.manifest["warnings"]) == warned
+
+
 def test_the_manifest_names_the_files_of_a_policy_with_digests_that_need_the_key(corpus, tmp_path):
     listed = tmp_path / "names.txt"
     listed.write_text("Zebedee\n")
@@ -354,6 +360,9 @@ def test_canaries_for_a_corpus_elsewhere_are_texts_with_the_secret_or_with_a_mas
     told = write_canaries("number=8,format=My code is {digits:6}", tmp_path / "planted")
     texts = [json.loads(line)["text"] for line in (tmp_path / "planted" / "canaries.jsonl").read_text().splitlines()]
     assert told["texts"] == len(texts) == told["canaries"] == 8
+    for name in ("canaries.json", "coins.json"):
+        assert stat.S_IMODE((tmp_path / "planted" / name).stat().st_mode) == 0o600
+        assert json.loads((tmp_path / "planted" / name).read_text())
     assert all(re.fullmatch(r"My code is (\d{6}|<MASK>)", text) for text in texts)
 
 
