@@ -185,12 +185,12 @@ class Tests:
     seconds: dict[str, float]
     through: dict[tuple[str, int], list[str]]
 
-    def of(self, mutant: Mutant, budget: float) -> list[str]:
-        """The quickest first. A line that only runs on import, or in another process, has the tests that touch its file, or all."""
+    def of(self, mutant: Mutant, budget: float, past: int = 0) -> list[str]:
+        """The quickest first, but for those that a mistake is `past` already. A line that only runs on import, or in another process, has the tests that touch its file, or all."""
         found = self.through.get((mutant.file, mutant.line)) or self.through.get((mutant.file, 0)) or list(self.seconds)
         ordered = sorted(found, key=lambda test: self.seconds[test])
         total, chosen = 0.0, []
-        for test in ordered:
+        for test in ordered[past:]:
             total += self.seconds[test]
             if total > budget and chosen:
                 break
@@ -341,7 +341,7 @@ def main() -> None:
         "--package", choices=list(TESTS), action="append", help="only this package (may be given again)"
     )
     parser.add_argument(
-        "--only", default="", help="again, only those whose outcome and name hold this: survived, or dp/noise.py:68"
+        "--only", default="", help="again, with further tests: those whose outcome and name hold this, as in survived"
     )
     parser.add_argument("--work", type=Path, default=ROOT / "bench" / "mutation", help="what is kept between runs")
     parser.add_argument("--quick", action="store_true", help="five mistakes a package, ten seconds of tests each")
@@ -356,7 +356,7 @@ def main() -> None:
     compileall.compile_dir(work / "copy", quiet=2)
     log = work / "mutants.jsonl"
     rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    done = {row["name"]: row["outcome"] for row in rows}
+    done = {row["name"]: row for row in rows}
     packages = options.package or list(TESTS)
     drawn = {package: sampled(package, options.count, options.seed) for package in packages}
     with open(log, "a") as file:
@@ -371,11 +371,14 @@ def main() -> None:
                     continue
                 mutant = drawn[package][place]
                 known = done.get(mutant.name)
-                if known and (not options.only or options.only not in f"{known} {mutant.name}"):
+                if known and (not options.only or options.only not in f"{known['outcome']} {mutant.name}"):
                     continue
                 if options.only and not known:
                     continue
-                chosen, start = tests.of(mutant, options.budget), time.monotonic()
+                past = known["tests"] if known and known["outcome"] == "survived" else 0
+                chosen, start = tests.of(mutant, options.budget, past), time.monotonic()
+                if not chosen:
+                    continue
                 found = outcome(mutant, chosen, sum(tests.seconds[test] for test in chosen), work)
                 row = {
                     "package": package,
@@ -384,7 +387,7 @@ def main() -> None:
                     "line": mutant.line,
                     "operator": mutant.operator,
                     "outcome": found,
-                    "tests": len(chosen),
+                    "tests": past + len(chosen),
                     "seconds": round(time.monotonic() - start, 1),
                 }
                 file.write(json.dumps(row) + "\n")

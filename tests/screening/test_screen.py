@@ -333,10 +333,19 @@ def test_many_records_that_are_nothing_but_a_mask_earn_a_warning(tmp_path):
     assert not warned(2, 10)
 
 
+def test_in_the_papers_order_the_right_turn_of_a_dialogue_is_blanked(tmp_path):
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text("".join(json.dumps({"text": f"{word}\ncall bob\n{word} too"}) + "\n" for word in ("one", "two")))
+    options = {"unit": "turn", "order": "dedup-redact", "dedup": "exact", "workers": 1}
+    texts = [row["text"] for row in rows(screen(str(corpus), "digits", tmp_path / "out", **options), "private", "text")]
+    assert texts == ["one", "call bob", "one too", "two", MASK, "two too"]
+
+
 def test_a_conservative_policy_without_a_class_earns_a_warning(corpus, tmp_path):
     for conservative, warned in (("patterns", True), ("digits", False)):
         done = screen(str(corpus), "digits", tmp_path / conservative, conservative=conservative, workers=1)
         assert any("no class of secrets" in one for one in done.manifest["warnings"]) == warned
+        assert done.manifest["dedup_unit"] == "record"
 
 
 def test_the_manifest_names_the_files_of_a_policy_with_digests_that_need_the_key(corpus, tmp_path):
