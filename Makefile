@@ -6,34 +6,41 @@ STAMPS := $(VENV)/.stamps
 WORKERS ?= 2
 AXE := $(VENV)/axe
 
-.PHONY: setup demo test lint bench clean
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+LOCKED := $(PIP) --require-hashes --no-deps --requirement
+
+.PHONY: setup demo test lint coverage mutate bench lock clean
 
 setup: $(STAMPS)/dev
 
-$(STAMPS)/base: pyproject.toml constraints.txt
+# The layers of requirements/ on one another, every file by its hash; torch, of which indexes have different builds, by its version
+$(STAMPS)/base: pyproject.toml requirements/base.txt
 	$(PYTHON) -c 'import sys; sys.exit("confide needs Python 3.11 or newer, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	$(LOCKED) requirements/base.txt
+	$(PIP) --no-deps --no-build-isolation --editable .
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/train: $(STAMPS)/base
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,report]'
+$(STAMPS)/train: $(STAMPS)/base requirements/train.txt constraints.txt
+	$(LOCKED) requirements/train.txt
+	$(PIP) --constraint constraints.txt torch
 	@touch $@
 
-$(STAMPS)/dev: $(STAMPS)/base
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+$(STAMPS)/dev: $(STAMPS)/train requirements/dev.txt
+	$(LOCKED) requirements/dev.txt
 	@touch $@
 
-$(STAMPS)/bench: $(STAMPS)/dev
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+$(STAMPS)/bench: $(STAMPS)/dev requirements/bench.txt
+	$(LOCKED) requirements/bench.txt
 	@touch $@
 
 # Debian's Chromium and axe-core for the tests of the pages, where they can be had; without them these tests are skipped and say so
-$(STAMPS)/browser: $(STAMPS)/dev
+$(STAMPS)/browser: $(STAMPS)/dev requirements/package-lock.json
 	@command -v chromium >/dev/null || apt-get install --yes --no-install-recommends chromium >/dev/null 2>&1 \
 		|| { apt-get update && apt-get install --yes --no-install-recommends chromium; } >/dev/null 2>&1 \
 		|| echo "chromium cannot be installed: the tests of the pages are skipped"
-	@npm install --silent --no-fund --no-audit --prefix $(AXE) axe-core@4.14.0 >/dev/null 2>&1 \
+	@mkdir -p $(AXE) && cp requirements/package.json requirements/package-lock.json $(AXE)/
+	@npm ci --silent --no-fund --no-audit --ignore-scripts --prefix $(AXE) >/dev/null 2>&1 \
 		|| echo "axe-core cannot be installed: the accessibility of the pages is not tested"
 	@touch $@
 
@@ -49,6 +56,17 @@ lint: $(STAMPS)/dev
 test: lint $(STAMPS)/browser
 	OMP_NUM_THREADS=1 CONFIDE_AXE=$$(ls $(AXE)/node_modules/axe-core/axe.min.js 2>/dev/null) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile
 
+# Lines and branches, also those that only the tests' own processes reach
+coverage: $(STAMPS)/browser
+	rm -rf .coverage .coverage.*
+	-OMP_NUM_THREADS=1 CONFIDE_AXE=$$(ls $(AXE)/node_modules/axe-core/axe.min.js 2>/dev/null) $(BIN)/coverage run -m pytest -q -n $(WORKERS) --dist loadfile --deselect tests/guarantees/test_mutations.py
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+# A sample of small mistakes in the source, each of which a test should notice; hours
+mutate: $(STAMPS)/dev
+	$(BIN)/python benchmarks/mutation.py
+
 bench: $(STAMPS)/bench
 	$(BIN)/python benchmarks/accounting.py
 	$(BIN)/python benchmarks/splitting.py
@@ -60,5 +78,11 @@ bench: $(STAMPS)/bench
 	$(BIN)/python benchmarks/report.py
 	$(BIN)/python benchmarks/scale.py
 
+# Hashes and licences again, at the versions that are locked; `make lock UPGRADE=--upgrade` takes the newest that pyproject.toml allows
+lock:
+	$(PYTHON) requirements/lock.py $(UPGRADE)
+	$(MAKE) $(STAMPS)/bench
+	$(BIN)/python requirements/lock.py --licences
+
 clean:
-	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*

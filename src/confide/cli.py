@@ -251,10 +251,11 @@ def demo(
     """
     from .accounting.events import check_count
     from .demo import run as show
+    from .experiments.customersim import write_corpus
 
     check_count("--dialogues", dialogues, low=20, high=10**6)
     check_count("--epochs", epochs, high=1000)
-    found = show(out, Console(quiet=as_json), dialogues, epochs)
+    found = show(out, Console(quiet=as_json), write_corpus, dialogues, epochs)
     if as_json:
         _answer(found)
 

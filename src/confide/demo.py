@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from rich.table import Table
 from .accounting import verify, write
 from .accounting.guarantees import up
 from .errors import BadInput, Contradiction
-from .experiments.customersim import write_corpus
 from .rundir import new_folder
 from .screening import screen
 from .terminal import printable, say, show_certificate, show_plan, show_records, show_screened
@@ -39,15 +39,21 @@ MODEL: dict[str, Any] = {
 }
 
 
-def run(folder: Path, console: Console, dialogues: int = DIALOGUES, epochs: int = EPOCHS) -> dict[str, Any]:
-    """Simulate, screen, plan, train twice, compare, certify, verify; and show that cheating is caught."""
+def run(
+    folder: Path,
+    console: Console,
+    simulate: Callable[[Path, int, int, int, Callable[[], None]], dict[str, int]],
+    dialogues: int = DIALOGUES,
+    epochs: int = EPOCHS,
+) -> dict[str, Any]:
+    """Simulate (by `simulate`, which writes the corpus), screen, plan, train twice, compare, certify, verify; and show that cheating is caught."""
     from .attacks import attack
     from .reporting import report
     from .training import make_plan
 
     new_folder(folder)
     console.rule("1  A corpus with secrets: simulated customers, all invented")
-    sizes = write_corpus(folder / "corpus", dialogues, 0, max(60, dialogues * 3 // 5), lambda: None)
+    sizes = simulate(folder / "corpus", dialogues, 0, max(60, dialogues * 3 // 5), lambda: None)
     say(console, f"{sizes['train']:,} dialogues in {folder / 'corpus' / 'train.jsonl'}. One secret more is planted in {COPIES} "
         f"turns: [bold]{PREFIX}{SECRET}[/]\n")  # fmt: skip
     console.rule("2  Screening: redact what is found, keep apart what may still hold a secret")

@@ -30,7 +30,7 @@ def generate(
     `stream` is called with each new piece of text. `chat` sends the prompt as a user's message, in the tokenizer's
     template. Without a seed every call draws anew.
     """
-    _check(max_new_tokens, temperature, top_k, top_p, num_return_sequences, greedy, seed, stream)
+    check_options(max_new_tokens, temperature, top_k, top_p, num_return_sequences, greedy, seed, stream)
     folder = _model_folder(Path(run_or_model_dir))
     try:
         import torch
@@ -68,10 +68,10 @@ def generate(
             streamer=streamer,
             **choice,
         )
-    return [_text(tokenizer, row[len(ids) :]) for row in made.tolist()]
+    return [text_of(tokenizer, row[len(ids) :]) for row in made.tolist()]
 
 
-def _check(
+def check_options(
     max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, sequences: int, greedy: bool,
     seed: int | None, stream: Stream | None,
 ) -> None:  # fmt: skip
@@ -120,7 +120,7 @@ def _prompt_ids(tokenizer: Any, prompt: str, chat: bool) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _text(tokenizer: Any, ids: list[int]) -> str:
+def text_of(tokenizer: Any, ids: list[int]) -> str:
     """The text of ids without framing and padding; masks and placeholders are part of what the model says."""
     frame = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
     text: str = tokenizer.decode(
@@ -140,12 +140,12 @@ class _Streamer:
     def put(self, value: Any) -> None:
         if self._prompt_seen:
             self._ids += value.flatten().tolist()
-            text = _text(self._tokenizer, self._ids)
+            text = text_of(self._tokenizer, self._ids)
             self._show(text.rstrip("\ufffd"))
         self._prompt_seen = True  # transformers hands over the prompt first
 
     def end(self) -> None:
-        self._show(_text(self._tokenizer, self._ids))
+        self._show(text_of(self._tokenizer, self._ids))
 
     def _show(self, text: str) -> None:
         if len(text) > self._shown:

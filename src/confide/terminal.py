@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -252,16 +251,6 @@ def show_records(console: Console, screened: Screened, count: int) -> None:
         if left <= 0:
             break
     console.print(table, highlight=False)
-
-
-def show_missed(console: Console, screened: Screened, count: int) -> None:
-    """Private records in which the policy found nothing: the conservative policy keeps them out of the public part."""
-    rows = (row for batch in screened.batches("private", ("text", "spans")) for row in batch.to_pylist())
-    for row in itertools.islice((row for row in rows if not row["spans"]), count):
-        console.print(
-            Padding(f"{escape(printable(row['text']))}  [dim]nothing found, private all the same[/]", (0, 0, 0, 0)),
-            highlight=False,
-        )
 
 
 def printable(text: str) -> str:

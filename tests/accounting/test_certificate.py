@@ -143,6 +143,7 @@ def test_no_amplification_in_the_papers_order(ledger):
 def test_drop_mode_uses_the_null_curve_in_both_directions(ledger):
     certificate = issue(ledger(mask_records="drop"), DELTA)
     assert certificate["adjacency"]["name"] == "zero-out"
+    assert "contribute no gradient" in certificate["adjacency"]["meaning"]
     assert epsilon(certificate, "per-secret") == curve([STEPS], "zero-out").epsilon(DELTA)
     assert epsilon(certificate, "per-secret") == pytest.approx(1.01, abs=5e-3)
 

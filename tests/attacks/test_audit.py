@@ -29,12 +29,8 @@ FORMAT = "My ID is: {digits:6}."
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _seed():
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
 
 
 def certificate(epsilon, delta=1e-5, *, k=1, method="dpsgd", guarantees=None, **setting):

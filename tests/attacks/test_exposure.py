@@ -23,14 +23,6 @@ from confide.screening.canaries import parse_canaries, plant
 FORMAT = "My ID is: {digits:4}"
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def joined():
     rng = np.random.default_rng(0)

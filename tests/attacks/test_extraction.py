@@ -24,14 +24,6 @@ from confide.policies import load
 CITIES = ["Aalborg", "Bergen", "Cadiz", "Dresden", "Evora", "Fulda", "Ghent", "Halle"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def number(coins):
     return f"{coins.integers(10**7):07d}"
 

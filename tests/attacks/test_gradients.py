@@ -10,14 +10,6 @@ from confide.dp import Plan
 from confide.errors import BadInput, Refused
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def test_the_sound_engine_agrees_with_its_plan_and_says_what_was_audited():
     plan = Plan(records=50_000, sampling_rate=0.05, steps=40, noise_multiplier=2.0, clip_norm=0.1)
     done = []

@@ -15,12 +15,8 @@ VOCABULARY = 60
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
+def _seed():
     torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def gpt2(**choices):

@@ -18,14 +18,6 @@ from confide.models.tokens import train_bpe
 FORMATS = ["My ID is: {digits:3}", "My ID is {digits:3}.", "{letters:2}-7 is hers"]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def tokenizers():
     rng = np.random.default_rng(0)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from confide.dp import Plan, PrivateGradients
+from confide.dp.head import can_fuse, parts
 from confide.dp.losses import built_in
 from confide.errors import BadInput, Refused
 
@@ -47,6 +48,19 @@ class Body(nn.Module):
 class Output:
     def __init__(self, logits):
         self.logits = logits
+
+
+class Scaled(LanguageModel):
+    def forward(self, input_ids):
+        return Output(2 * super().forward(input_ids).logits)
+
+
+def test_a_head_is_fused_only_where_the_logits_are_its_own():
+    row, model = {"input_ids": torch.arange(8)[None]}, LanguageModel()
+    assert parts(model) == (model.base_model, model.head)
+    assert can_fuse(model, row)
+    assert not can_fuse(Scaled(), row)
+    assert parts(nn.Linear(2, 2)) == (None, None)
 
 
 def plan_of(records, **more):

@@ -16,14 +16,6 @@ CANARIES = 3000  # coins of the operating system cannot be fixed: so many that n
 FILL, RELEASE = GaussianNoise.fill_, PrivateGradients.release
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def plan():
     """60 steps of about 100 records, at an ε of 2 under substitution."""

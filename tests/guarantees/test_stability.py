@@ -269,6 +269,47 @@ def test_setting_counts_whole_documents():
     assert Setting(**facts, group_records=7, dedup="exact", units_per_record="several").k_missed == 21
 
 
+@pytest.mark.parametrize("units", [1, 2])
+@pytest.mark.parametrize("order", ["redact-dedup", "dedup-redact"])
+@pytest.mark.parametrize("dedup", ["exact", "off"])
+def test_masking_all_copies_of_a_unit_changes_at_most_k_repeated_records(units, order, dedup):
+    """The copies of a canary are the same unit in several records; the bound holds, and is attained."""
+    several = "several" if units > 1 else "one"
+    facts = {"method": "crt", "unit": "turn", "policy": "p", "conservative": "everything", "private_records": 9}
+    setting = Setting(**facts, clipping_norm=1.0, order=order, dedup=dedup, units_per_record=several)
+    coins, attained = random.Random(1), False
+    for records in corpora(units, count=1500):
+        plain = [tuple(tuple("id" if word == "x" else word for word in unit) for unit in record) for record in records]
+        hosts = set(coins.sample(range(len(plain)), coins.randint(1, len(plain))))
+        planted = [(("code", "x"), *record[1:]) if i in hosts else record for i, record in enumerate(plain)]
+        if coins.random() < 0.5:
+            planted[0] = (("code", MASK), *planted[0][1:])  # what the canary becomes is there already
+        copies = sum(("code", "x") in record for record in planted)
+        if not copies:
+            continue
+        before, after = (
+            oracle.screen(some, {"y"}, order)
+            if dedup == "exact"
+            else Counter(tuple(oracle.redact(unit, {"y"}) for unit in record) for record in some)
+            for some in (planted, oracle.mask_one(planted, "x", None))
+        )
+        moved = oracle.distance(before, after)
+        assert moved <= setting.k_repeated(copies)
+        attained = attained or moved == setting.k_repeated(copies)
+    assert attained or (dedup, units) == ("exact", 2)  # there the bound for one occurrence is the larger one
+
+
+def test_dedup_that_keeps_two_copies_lets_two_records_change(screened):
+    texts = ["code x"] * 5
+    options = {"dedup": "exact", "max_copies": 2}
+    _, private, manifest = screened(texts, "nothing", **options)
+    _, masked, _ = screened([text.replace("x", MARK) for text in texts], "nothing", **options)
+    moved = Counter(row["text"] for row in private) - Counter(row["text"] for row in masked)
+    facts = {"method": "crt", "unit": "turn", "policy": "p", "conservative": "everything", "private_records": 9}
+    setting = Setting(**facts, clipping_norm=1.0, dedup="exact", max_copies=manifest["certificate"]["max_copies"])
+    assert sum(moved.values()) == setting.k_repeated(5) == 2
+
+
 def test_the_papers_order_never_moves_records_between_the_parts(screened):
     """A duplicate unit makes its record private in that order, so that only a wholly private corpus is stable."""
     units = {"order": "dedup-redact", "dedup": "exact", "dedup_unit": "turn"}

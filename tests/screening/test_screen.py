@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import socket
 import stat
@@ -21,6 +22,7 @@ from confide.errors import BadInput, ConfideError, Refused
 from confide.experiments.customersim import dialogues, people
 from confide.records import MASK, Fields
 from confide.screening import Screened, screen
+from confide.screening.canaries import write_canaries
 from confide.screening.output import PARTS
 
 KEY = b"k" * 32
@@ -316,6 +318,61 @@ def test_options_that_make_no_sense_are_refused(corpus, tmp_path, options, reaso
     with pytest.raises(BadInput, match=reason):
         screen(str(corpus), "digits", tmp_path / "out", **options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_many_records_that_are_nothing_but_a_mask_earn_a_warning(tmp_path):
+    def warned(numbers, words):
+        corpus = tmp_path / f"{numbers} {words}.txt"
+        corpus.write_text(
+            "".join(f"{i}\n" for i in range(numbers)) + "".join(f"call {i} {'a' * (i + 1)}\n" for i in range(words))
+        )
+        done = screen(str(corpus), "digits", tmp_path / f"out {numbers}", text_as="line", dedup="exact", workers=1)
+        return any("nothing but a mask" in warning for warning in done.manifest["warnings"])
+
+    assert warned(5, 10)
+    assert not warned(2, 10)
+
+
+def test_in_the_papers_order_the_right_turn_of_a_dialogue_is_blanked(tmp_path):
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text("".join(json.dumps({"text": f"{word}\ncall bob\n{word} too"}) + "\n" for word in ("one", "two")))
+    options = {"unit": "turn", "order": "dedup-redact", "dedup": "exact", "workers": 1}
+    texts = [row["text"] for row in rows(screen(str(corpus), "digits", tmp_path / "out", **options), "private", "text")]
+    assert texts == ["one", "call bob", "one too", "two", MASK, "two too"]
+
+
+def test_a_conservative_policy_without_a_class_earns_a_warning(corpus, tmp_path):
+    for conservative, warned in (("patterns", True), ("digits", False)):
+        done = screen(str(corpus), "digits", tmp_path / conservative, conservative=conservative, workers=1)
+        assert any("no class of secrets" in one for one in done.manifest["warnings"]) == warned
+        assert done.manifest["dedup_unit"] == "record"
+
+
+def test_the_manifest_names_the_files_of_a_policy_with_digests_that_need_the_key(corpus, tmp_path):
+    listed = tmp_path / "names.txt"
+    listed.write_text("Zebedee\n")
+    found = [
+        screen(str(corpus), f"known:{listed}", tmp_path / name, workers=1).manifest["policy"]["files"] for name in "ab"
+    ]
+    assert [[one["path"] for one in files] for files in found] == [[str(listed)]] * 2
+    assert found[0][0]["digest"]
+    assert found[0][0]["digest"] != found[1][0]["digest"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(corpus, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="cannot create the folder"):
+        screen(str(corpus), "digits", tmp_path / "file" / "out", workers=1)
+
+
+def test_canaries_for_a_corpus_elsewhere_are_texts_with_the_secret_or_with_a_mask(tmp_path):
+    told = write_canaries("number=8,format=My code is {digits:6}", tmp_path / "planted")
+    texts = [json.loads(line)["text"] for line in (tmp_path / "planted" / "canaries.jsonl").read_text().splitlines()]
+    assert told["texts"] == len(texts) == told["canaries"] == 8
+    for name in ("canaries.json", "coins.json"):
+        assert stat.S_IMODE((tmp_path / "planted" / name).stat().st_mode) == 0o600
+        assert json.loads((tmp_path / "planted" / name).read_text())
+    assert all(re.fullmatch(r"My code is (\d{6}|<MASK>)", text) for text in texts)
 
 
 def test_nothing_is_overwritten(corpus, tmp_path):

@@ -25,14 +25,6 @@ from confide.training.checkpoints import check_ledger, fingerprint, latest, load
 from confide.training.optim import make_optimizer, set_rate
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def gpt2(width=16):
     torch.manual_seed(1)
     shape = {"vocab_size": 50, "n_positions": 16, "n_embd": width, "n_layer": 1, "n_head": 2}

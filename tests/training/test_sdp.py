@@ -36,14 +36,6 @@ WORDS = 20  # of the tiny vocabulary
 INCOMPARABLE = "must not be compared with a confidentiality epsilon"
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def record(ids, private):
     """A framed record: `private` is a text of marks, x for a private token."""
     target = np.ones(len(ids), bool)

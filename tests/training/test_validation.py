@@ -8,7 +8,8 @@ from confide.errors import BadInput
 from confide.experiments.customersim import dialogues, people
 from confide.records import Fields
 from confide.screening import screen
-from confide.training.validation import outside, validation_records
+from confide.training.holdout import split_rows
+from confide.training.validation import outside
 
 
 def write(path, rows):
@@ -41,20 +42,15 @@ def groups(screened, rows):
 
 
 def test_a_share_of_the_public_part_is_held_out_by_whole_dialogues(turns):
-    train, held, records = validation_records(turns, share=0.2)
+    train, held = split_rows(turns, "public", 0.2)
     assert sorted([*train, *held]) == list(range(turns.manifest["public"]))
     assert not groups(turns, train) & groups(turns, held)
     assert 0.08 < len(held) / turns.manifest["public"] < 0.35
-    texts = [text for batch in turns.batches("public", ("text",)) for text in batch["text"].to_pylist()]
-    assert [record.text for record in records] == [texts[row] for row in held]
 
 
-def test_a_larger_share_holds_out_more_and_a_limit_gives_no_row_back_to_training(turns):
-    small, large = (set(validation_records(turns, share=share).validation_rows.tolist()) for share in (0.1, 0.4))
+def test_a_larger_share_holds_out_more(turns):
+    small, large = (set(split_rows(turns, "public", share)[1].tolist()) for share in (0.1, 0.4))
     assert small < large
-    few = validation_records(turns, share=0.4, limit=5)
-    assert set(few.validation_rows.tolist()) == large
-    assert len(few.held) == 5
 
 
 def test_masking_any_record_moves_no_other_record_in_or_out(tmp_path):
@@ -65,21 +61,13 @@ def test_masking_any_record_moves_no_other_record_in_or_out(tmp_path):
         texts = [row | {"text": "hello 77"} if i == changed else row for i, row in enumerate(rows)]
         corpus = write(tmp_path / f"{changed}.jsonl", texts)
         screened = screen(corpus, "digits", tmp_path / str(changed), conservative="digits", workers=1)
-        train, out, _ = validation_records(screened, share=0.3)
+        train, out = split_rows(screened, "public", 0.3)
         held.append((groups(screened, train) - {"d1"}, groups(screened, out) - {"d1"}))
     assert held[0] == held[1] == held[2]
 
 
-def test_without_a_public_record_to_hold_out_the_way_out_is_said(tmp_path):
-    corpus = write(tmp_path / "c.jsonl", [{"id": "a", "text": "hi"}])
-    with pytest.raises(BadInput, match="--validation"):
-        validation_records(screen(corpus, "digits", tmp_path / "all", workers=1))
-
-
 def test_of_outside_documents_only_what_neither_policy_flags_is_kept(turns, valid):
-    train, held, records = validation_records(turns, valid)
-    assert len(train) == turns.manifest["public"]
-    assert not len(held)
+    records = outside(turns, valid)
     assert records
     assert not any(character.isdigit() for record in records for character in record.text)
     assert all(record.spans == () for record in records)
@@ -118,11 +106,11 @@ def test_wrong_ground_truth_is_bad_input_without_its_text(turns, tmp_path, secre
 def test_if_every_record_is_flagged_the_way_out_is_said(turns, tmp_path):
     corpus = write(tmp_path / "v.jsonl", [{"id": "a", "text": "call 555-123-4567"}])
     with pytest.raises(BadInput, match="--validate-on all"):
-        validation_records(turns, corpus)
+        outside(turns, corpus)
     everything = screen(corpus, "digits", tmp_path / "all", workers=1)
     with pytest.raises(BadInput, match="no certificate covers"):
-        validation_records(everything, corpus)
-    assert len(validation_records(everything, corpus, everything=True).held) == 1
+        outside(everything, corpus)
+    assert len(outside(everything, corpus, everything=True)) == 1
 
 
 def test_chats_keep_their_turns(turns, tmp_path):

@@ -1,6 +1,6 @@
 """Accounting: from what a run did to what may be promised about it. Reads alone; imports no torch."""
 
-from .audit import hold_against, many_run_lower_bound, one_run_lower_bound, one_run_reach
+from .audit import many_run_lower_bound, one_run_lower_bound, one_run_reach
 from .bayesian import corpus_epsilon, jft_epsilon, slot_epsilon
 from .calibration import batch_choices, most_steps, smallest_noise, smallest_noise_of
 from .ceilings import Ceilings
@@ -57,7 +57,6 @@ __all__ = [
     "batch_choices",
     "corpus_epsilon",
     "curve",
-    "hold_against",
     "issue",
     "jft_epsilon",
     "labels_needed",

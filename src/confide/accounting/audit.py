@@ -7,13 +7,11 @@ the largest value an audit of that size could ever show.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from scipy import optimize, stats
 
-from ..errors import BadInput, Contradiction
+from ..errors import BadInput
 from .events import check_count, check_number
 from .missrate import check_beta, redraw_bound
 
@@ -86,18 +84,3 @@ def many_run_lower_bound(
         if good > delta and bad > 0:
             bounds.append(math.log((good - delta) / bad))
     return max(bounds)
-
-
-def hold_against(lower_bound: float, certificate: Mapping[str, Any]) -> None:
-    """Raise `Contradiction` if an audit's lower bound exceeds the certificate's ε for one record.
-
-    *Formal guarantees.* The audit's canaries must be those of the certificate's adjacency at k=1. At the audit's
-    confidence, a contradiction means that the run did not do what its ledger says.
-    """
-    promised = [g["epsilon"] for g in certificate["guarantees"] if g["name"] in ("group", "selective") and g["k"] == 1]
-    if not promised or promised[0] is None:
-        raise BadInput("the certificate holds no finite epsilon for one record to compare an audit with")
-    if lower_bound > promised[0]:
-        raise Contradiction(
-            f"the audit shows epsilon of at least {lower_bound:.3g}, the certificate promises at most {promised[0]:.3g}"
-        )

@@ -22,7 +22,7 @@ from ..dp.rules.base import single
 from ..errors import BadInput
 from ..models.loading import longest
 from ..models.tokens import encode, first_id
-from ..training.evaluation import AT_ONCE, _check_vocabulary, _logits, _scoring
+from ..training.evaluation import AT_ONCE, check_vocabulary, logits_of, scoring
 
 TOKENS_AT_ONCE = 4096  # positions of a batch, padding among them
 FLAT = 1e-5  # a spread of log-probabilities below this is rounding
@@ -66,7 +66,7 @@ def score_rows(
     scores = [Scored(empty, empty if standardised else None) for _ in rows]
     order = sorted((n for n, goals in enumerate(counted) if goals.any()), key=lambda n: -len(rows[n].ids))
     tick(len(rows) - len(order))
-    with _scoring(model, None) as place:
+    with scoring(model, None) as place:
         fused = bool(order) and _fuses(model, rows[order[0]], place)
         for mine in _batches(order, rows, TOKENS_AT_ONCE if fused else _narrow(model)):
             inputs, goals = _padded([rows[n].ids for n in mine], [counted[n] for n in mine], place)
@@ -95,7 +95,7 @@ def score_classes(model: Any, rows: Sequence[Row], labels: Sequence[int], *, tic
     order = sorted(range(len(rows)), key=lambda n: -len(rows[n].ids))
     # GPT-2 and its like find a row's last token by the padding id; without one they read a row at a time
     pad = getattr(getattr(model, "config", None), "pad_token_id", None)
-    with _scoring(model, None) as place:
+    with scoring(model, None) as place:
         for mine in _batches(order, rows, TOKENS_AT_ONCE if pad is not None else 1):
             width = max(len(rows[n].ids) for n in mine)
             ids, mask = torch.full((len(mine), width), pad or 0), torch.zeros(len(mine), width, dtype=torch.long)
@@ -103,7 +103,7 @@ def score_classes(model: Any, rows: Sequence[Row], labels: Sequence[int], *, tic
                 ids[at, : len(rows[n].ids)] = torch.as_tensor(rows[n].ids)
                 mask[at, : len(rows[n].ids)] = 1
             goals = torch.tensor([labels[n] for n in mine], device=place)
-            logits = single(_logits(model, {"input_ids": ids.to(place), "attention_mask": mask.to(place)}))
+            logits = single(logits_of(model, {"input_ids": ids.to(place), "attention_mask": mask.to(place)}))
             nats[mine] = _of_targets(logits, goals, standardised=False)[0]
             tick(len(mine))
     return nats
@@ -129,7 +129,7 @@ def check_rows(model: Any, rows: Sequence[Row], *, shift: int = 1) -> None:
             f"a row of {most + shift:,} tokens does not fit the model's context of {limit:,}; leave it out or cut it "
             "into pieces as training did"
         )
-    _check_vocabulary(model, max((max(row.ids, default=0) for row in rows), default=0))
+    check_vocabulary(model, max((max(row.ids, default=0) for row in rows), default=0))
 
 
 def _targets(row: Row) -> NDArray[np.bool_]:
@@ -183,7 +183,7 @@ def _score(
 ) -> tuple[Floats, Floats | None]:
     """Nats, and z if asked for, of every target of a batch, row by row."""
     chosen = goals != IGNORED
-    states = (hidden_states(model, inputs) if fused else _logits(model, inputs))[chosen]
+    states = (hidden_states(model, inputs) if fused else logits_of(model, inputs))[chosen]
     head: Any = parts(model)[1] if fused else nn.Identity()
     size = max(1, AT_ONCE // (len(head.weight) if fused else states.shape[-1]))
     scored = [

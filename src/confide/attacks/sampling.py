@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from ..errors import BadInput
-from ..generation import _check, _text
+from ..generation import check_options, text_of
 from ..models.loading import quiet
 from ..models.tokens import encode, first_id
-from ..training.evaluation import _scoring
+from ..training.evaluation import scoring
 from .likelihood import Tick, context
 
 AT_ONCE = 64  # texts that are sampled together
@@ -30,7 +30,7 @@ def check_sampling(
     model: Any, samples: int, max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, seed: int | None
 ) -> None:  # fmt: skip
     """Refuse what cannot be sampled from, or not so."""
-    _check(max_new_tokens, temperature, top_k, top_p, 1, False, seed, None)
+    check_options(max_new_tokens, temperature, top_k, top_p, 1, False, seed, None)
     if samples < 1:
         raise BadInput(f"--samples must be at least 1, got {samples}")
     if not getattr(model, "can_generate", lambda: False)():
@@ -55,7 +55,7 @@ def sample(
     order = sorted(range(len(prompts)), key=lambda n: -len(ids[prompts[n]]))
     pad = first if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     made: dict[int, Sample] = {}
-    with torch.random.fork_rng(), quiet(), _scoring(model, None) as place:
+    with torch.random.fork_rng(), quiet(), scoring(model, None) as place:
         torch.manual_seed(int(coins.integers(2**63)))
         for low in range(0, len(order), AT_ONCE):
             mine = order[low : low + AT_ONCE]
@@ -78,7 +78,7 @@ def sample(
 
 def _sample(tokenizer: Any, prompt: list[int], new: list[int]) -> Sample:
     """Decoded together, since some tokenizers swallow the space that a text begins with."""
-    start, whole = (unicodedata.normalize("NFC", _text(tokenizer, ids)) for ids in (prompt, prompt + new))
+    start, whole = (unicodedata.normalize("NFC", text_of(tokenizer, ids)) for ids in (prompt, prompt + new))
     if whole.startswith(start):
         return Sample(whole, len(start))
-    return Sample(unicodedata.normalize("NFC", _text(tokenizer, new)), 0)  # a letter was cut in two
+    return Sample(unicodedata.normalize("NFC", text_of(tokenizer, new)), 0)  # a letter was cut in two

@@ -47,13 +47,6 @@ def auc(members: Any, others: Any) -> float:
     return float(wins.mean() / 2 / len(theirs))
 
 
-def tpr_at(members: Any, others: Any, fpr: float) -> float:
-    """The largest share of members found by a threshold that flags at most the share `fpr` of the others."""
-    mine, theirs = _sample(members), np.sort(_sample(others))[::-1]
-    allowed = int(fpr * len(theirs) + 1e-9)
-    return float((mine > theirs[allowed]).mean()) if allowed < len(theirs) else 1.0
-
-
 def roc(members: Any, others: Any, points: int = POINTS) -> list[list[float]]:
     """[false positive rate, true positive rate] to draw on a logarithmic axis, from (0, ·) to (1, 1), at most about `points`."""
     mine, theirs = _sample(members), np.sort(_sample(others))[::-1]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..dp.head import can_fuse, parts
 from ..errors import BadInput
 from ..models.lstm import LstmForCausalLM, LstmState
-from ..training.evaluation import _check_vocabulary, _scoring
+from ..training.evaluation import check_vocabulary, scoring
 from .likelihood import Row, context, score_rows
 
 Ints = NDArray[np.int64]
@@ -129,7 +129,7 @@ def score(model: Any, tree: Tree, *, floor: float = -math.inf, tick: Tick = lamb
     """
     check_fits(model, tree)
     chosen = np.unique(np.linspace(0, tree.candidates - 1, PROBES).astype(np.int64))
-    with _scoring(model, None) as place:
+    with scoring(model, None) as place:
         known = _plain(model, tree, chosen)
         engine = _engine(model, tree, place)
         if engine is not None and _agrees(engine, model, tree, chosen, known):
@@ -149,7 +149,7 @@ def check_fits(model: Any, tree: Tree) -> None:
             f"a canary takes {tokens} tokens with what stands before it, and the model sees {most}: shorten the format, "
             "or attack a model with a longer context"
         )
-    _check_vocabulary(model, max(max(tree.stem), max(int(level.max(initial=0)) for level in tree.tokens)))
+    check_vocabulary(model, max(max(tree.stem), max(int(level.max(initial=0)) for level in tree.tokens)))
 
 
 def _engine(model: Any, tree: Tree, place: torch.device) -> Callable[..., tuple[list[Floats], int]] | None:

@@ -123,11 +123,6 @@ class PrivateGradients:
         self._sums: dict[int, Tensor] = {}
         self._rows = -1 if spoilt else 0
 
-    @property
-    def sensitivity(self) -> float:
-        """The largest norm of one record's contribution to the sum; substitution moves the sum by twice that."""
-        return self.clipping.norm
-
     def accumulate(self, inputs: losses.Inputs, loss: losses.Loss | None = None, *, real: Tensor | None = None) -> None:
         """Add the clipped gradients of a batch of records to the step's sum; any number of batches make one step.
 

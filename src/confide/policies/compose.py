@@ -28,7 +28,7 @@ class Union(Policy):
     def __init__(self, members: Sequence[Policy]) -> None:
         if not members:
             raise BadInput("union() needs at least one policy")
-        self._members = tuple(members)
+        self.members = tuple(members)
         if len(members) == 1:
             self.consistency = members[0].consistency
         elif all(member.consistency == "local" for member in members):
@@ -41,7 +41,7 @@ class Union(Policy):
         self.whole_group = any(member.whole_group for member in members)
 
     def find(self, text: str) -> list[Finding]:
-        return [finding for member in self._members for finding in member.find(text)]
+        return [finding for member in self.members for finding in member.find(text)]
 
 
 class Exclude(Policy):

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import BadInput
 from ..policies import Finding, Policy, load
+from ..policies.compose import Union
 from ..records import MARK
 from ..screening.manifest import policy_files
 from .records import Secret, Shown, joined
@@ -191,10 +192,9 @@ class Policies:
 
 def _by_construction(policy: Policy) -> Iterable[Policy]:
     """The members of a union that flag a class by construction; a policy of any other kind is its only member."""
-    members = getattr(policy, "_members", None)
-    if members is None:
-        return [policy] if policy.recall_class is not None else []
-    return [one for member in members for one in _by_construction(member)]
+    if isinstance(policy, Union):
+        return [one for member in policy.members for one in _by_construction(member)]
+    return [policy] if policy.recall_class is not None else []
 
 
 def unfit_screening(manifest: Mapping[str, Any]) -> str | None:

@@ -53,7 +53,7 @@ class Options:
         if chosen.max_words is not None and chosen.max_words < 1:
             raise BadInput("--max-words must be at least 1")
         if not 1 <= chosen.max_copies <= 10**6:
-            raise BadInput("--max-copies must be at least 1")
+            raise BadInput("--max-copies must lie between 1 and 1,000,000")
         if chosen.max_copies > 1 and chosen.dedup != "exact":
             raise BadInput("--max-copies needs --dedup exact")
         if chosen.dedup_unit and (

@@ -80,7 +80,7 @@ def evaluate(
     first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if first is None:
         raise BadInput("the tokenizer has neither a bos nor an eos token to start a text with; add one")
-    with _scoring(model, device) as place:
+    with scoring(model, device) as place:
         scores = list(_score_texts(model, ids, int(first), max_length, batch, place))
     nats, right = (np.concatenate(part) for part in zip(*scores, strict=True))
     other = (ids, secret) if reference is None else _tokens(reference, held, marked)
@@ -116,7 +116,7 @@ def quick(
     if not len(chosen):
         raise BadInput("there is no record to validate on; hold out some records or name a validation file")
     nats, right = [], []
-    with _scoring(model, device) as place:
+    with scoring(model, device) as place:
         fused: bool | None = None
         for start in range(0, len(chosen), batch):
             found = token_file.batch(chosen[start : start + batch], pad_id)
@@ -149,7 +149,7 @@ def evaluate_classes(
         raise BadInput(f"a classifier is evaluated on texts with a label each, got {len(texts)} and {len(labels)}")
     nats, right = [], []
     order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
-    with _scoring(model, device) as place:
+    with scoring(model, device) as place:
         for start in range(0, len(order), batch):
             mine = order[start : start + batch]
             framed = tokenizer(
@@ -216,7 +216,7 @@ def _score_texts(
     model: nn.Module, ids: Sequence[list[int]], first: int, max_length: int, batch: int, place: torch.device
 ) -> Iterator[tuple[NDArray[np.float64], Flags]]:
     """Nats and hits of each text's tokens, in order; windows run in batches of about the same length, longest first."""
-    _check_vocabulary(model, max(max(one, default=0) for one in ids))
+    check_vocabulary(model, max(max(one, default=0) for one in ids))
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     scores = [(np.zeros(len(one)), np.zeros(len(one), dtype=bool)) for one in ids]
     windows = [
@@ -252,7 +252,7 @@ def _score(
 ) -> tuple[NDArray[np.float64], Flags]:
     """Nats and hits of every target of a batch, row by row; logits are made a piece at a time where the head allows it."""
     chosen = goals != IGNORED
-    states = (hidden_states(model, inputs) if fused else _logits(model, inputs))[chosen]
+    states = (hidden_states(model, inputs) if fused else logits_of(model, inputs))[chosen]
     head: Any = parts(model)[1] if fused else nn.Identity()
     size = max(1, AT_ONCE // (len(head.weight) if fused else states.shape[-1]))
     nats, right = [], []
@@ -264,13 +264,13 @@ def _score(
     return np.concatenate(nats), np.concatenate(right)
 
 
-def _logits(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+def logits_of(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
     output = model(**without_labels(inputs))
     return output if isinstance(output, Tensor) else output.logits
 
 
 @contextmanager
-def _scoring(model: nn.Module, device: torch.device | str | None) -> Iterator[torch.device]:
+def scoring(model: nn.Module, device: torch.device | str | None) -> Iterator[torch.device]:
     """No dropout, no gradients, and the model as it was afterwards."""
     training = [module for module in model.modules() if module.training]
     place = torch.device(device) if device is not None else next((p.device for p in model.parameters()), None)
@@ -283,7 +283,7 @@ def _scoring(model: nn.Module, device: torch.device | str | None) -> Iterator[to
             module.training = True
 
 
-def _check_vocabulary(model: nn.Module, largest: int) -> None:
+def check_vocabulary(model: nn.Module, largest: int) -> None:
     embeddings = getattr(model, "get_input_embeddings", lambda: None)()
     size = getattr(embeddings, "num_embeddings", None)
     if size is not None and largest >= size:

@@ -10,10 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import orjson
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from .. import readers
 from ..errors import BadInput
@@ -22,7 +19,6 @@ from ..records import Chunk, Fields, Record, Turn, parse
 from ..screening.pipeline import Screened
 from ..screening.treatment import locate, treat
 from ..splitting import split
-from .holdout import split_rows
 
 Span = tuple[int, int]
 LIMIT = 2000  # records; more would make perplexities slower, hardly better
@@ -36,72 +32,6 @@ class Held(NamedTuple):
     spans: tuple[Span, ...] | None = None
     turns: tuple[Turn, ...] = ()
     label: str | None = None
-
-
-class Validation(NamedTuple):
-    """Which public records train, which are held out, and the records to validate on."""
-
-    train_rows: NDArray[np.int64]
-    validation_rows: NDArray[np.int64]
-    held: list[Held]
-
-
-def validation_records(
-    screened: Screened,
-    corpus: str | None = None,
-    *,
-    share: float = 0.05,
-    limit: int = LIMIT,
-    everything: bool = False,
-    fields: Fields | None = None,
-    text_as: str = "file",
-) -> Validation:
-    """The records to validate on: a share of the public part, or those of an outside `corpus`.
-
-    At most `limit` of them are given; all rows that are held out stay out of training, whatever the limit. An outside
-    corpus is split as the screened one was. Of its records those are kept that neither policy flags; with
-    `everything` all of them, as they are read: what is then shown about them is outside of the certificate.
-    """
-    if limit < 1:
-        raise BadInput("validation needs at least one record")
-    if corpus is None:
-        if everything:
-            raise BadInput("validating on everything needs a corpus from outside: name one with --validation")
-        if not 0 < share < 1:
-            raise BadInput(f"the share of the public part that is held out lies between 0 and 1, not at {share:g}")
-        train, rows = split_rows(screened, "public", share)
-        if not len(rows):
-            raise BadInput(
-                f"no public record is held out: the public part has {screened.manifest['public']} records, and dialogues "
-                "are held out as a whole; raise --validation-share, or name documents to validate on with --validation"
-            )
-        return Validation(train, rows, _public(screened, rows[:limit]))
-    public = np.arange(screened.manifest["public"], dtype=np.int64)
-    held = outside(screened, corpus, limit=limit, everything=everything, fields=fields, text_as=text_as)
-    return Validation(public, public[:0], held)
-
-
-# -- a share of the public part ---------------------------------------------------------------------------------------
-
-
-def _public(screened: Screened, rows: NDArray[np.int64]) -> list[Held]:
-    columns = ["text", "turns"]
-    path = next(iter(sorted((screened.folder / "public").glob("*.parquet"))), None)
-    if path is not None and "label" in pq.read_schema(path).names:
-        columns.append("label")
-    held: list[Held] = []
-    first = 0
-    for batch in screened.batches("public", columns, 1 << 13):
-        mine = rows[(rows >= first) & (rows < first + batch.num_rows)] - first
-        held += [
-            Held(row["text"], None, tuple(Turn(**turn) for turn in row["turns"] or ()), row.get("label"))
-            for row in batch.take(mine).to_pylist()
-        ]
-        first += batch.num_rows
-    return held
-
-
-# -- documents from outside -------------------------------------------------------------------------------------------
 
 
 def outside(
