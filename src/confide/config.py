@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 from rich.progress import Progress
 
-from .errors import BadInput
+from .errors import BadInput, ConfideError
+from .rundir import locked
 from .training.options import Options
 
 SECTIONS = ("out", "corpus", "screen", "train", "attack")  # the last may be left out
@@ -67,6 +68,15 @@ def run_all(path: str | Path, progress: Progress | None = None) -> dict[str, Any
     config = read_config(path)
     progress = progress or Progress(disable=True)
     out = Path(config["out"])
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"cannot create the folder {out}: {error.strerror}; name another with out") from None
+    with locked(out):
+        return _run_all(config, out, progress)
+
+
+def _run_all(config: dict[str, Any], out: Path, progress: Progress) -> dict[str, Any]:
     Options.from_plain(config["train"])  # before hours of screening
     chosen = None if "attack" not in config else _attack_options(config["attack"])
     screened = _screen(config, out / "screened", _task(progress, "screening"))
@@ -109,6 +119,7 @@ def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object])
     from .records import Fields
     from .screening import Options as Screening
     from .screening import Screened, screen
+    from .screening.output import write_private
 
     given = dict(config["screen"])
     columns = {
@@ -126,11 +137,13 @@ def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object])
     stamp = folder.parent / "screen.json"
     wanted = json.dumps([config["corpus"], config["screen"]], sort_keys=True)
     if folder.exists():
-        if stamp.exists() and stamp.read_text(encoding="utf-8") != wanted:
-            raise BadInput(f"{folder} was screened with other options; name another folder with out")
+        if stamp.exists() and stamp.read_bytes() != wanted.encode():
+            raise BadInput(f"{folder} was screened with other options, as {stamp} says; name another folder with out")
         return Screened.open(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    stamp.write_text(wanted, encoding="utf-8")
+    try:
+        write_private(stamp, wanted)
+    except OSError as error:
+        raise ConfideError(f"cannot write {stamp}: {error.strerror}; make room, and run the command again") from None
     partial = folder.with_name(folder.name + ".partial")
     return screen(config["corpus"], out=folder, options=options, resume=partial.exists(), tick=tick)
 

@@ -1,10 +1,17 @@
-"""Folders that a command makes for its own output."""
+"""Folders that a command makes for its own output: made once, worked in by one process at a time, and on disk when it says so."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from .errors import BadInput
+from .errors import BadInput, ConfideError
+
+LOCK = ".lock"
 
 
 def new_folder(folder: Path) -> Path:
@@ -14,5 +21,56 @@ def new_folder(folder: Path) -> Path:
     except FileExistsError:
         raise BadInput(f"{folder} exists and is never overwritten; name a new folder with -o") from None
     except OSError as error:
-        raise BadInput(f"cannot create the folder {folder}: {error.strerror}") from None
+        raise BadInput(f"cannot create the folder {folder}: {error.strerror}; name another with -o") from None
     return folder
+
+
+class Lock:
+    """A folder that this process alone works in, until `close` or its death. The file stays: to remove it would let two in."""
+
+    def __init__(self, folder: Path, name: str = LOCK) -> None:
+        """Raise `BadInput` if another process holds the folder."""
+        try:
+            self._file = open(os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600), "w")  # noqa: SIM115
+        except OSError as error:
+            raise ConfideError(
+                f"cannot write in {folder}: {error.strerror}; make room or make it writable, and run the command again"
+            ) from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise BadInput(
+                    f"{folder} lies on a disk that cannot lock files ({error.strerror}), so that two processes could change it at "
+                    "once; name a folder on another disk"
+                ) from None
+            raise BadInput(
+                f"another process is at work in {folder}; wait for it to end, or name another folder"
+            ) from None
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@contextlib.contextmanager
+def locked(folder: Path, of: str = "") -> Iterator[None]:
+    """Work in a folder alone. One that is not there, or holds no file `of`, is left to the command to complain about."""
+    with contextlib.closing(Lock(folder)) if (folder / of).exists() else contextlib.nullcontext():
+        yield
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until a folder's names (or a file's content) are on disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_tree(folder: Path) -> None:
+    """Wait until everything in a folder is on disk, names and contents."""
+    for path in folder.rglob("*"):
+        sync_folder(path)
+    sync_folder(folder)

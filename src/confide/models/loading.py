@@ -393,7 +393,9 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
     except OSError as error:
-        raise ConfideError(f"{folder}: the model cannot be written: {error.strerror or error}") from None
+        raise ConfideError(
+            f"{folder}: the model cannot be written: {error.strerror or error}; make room or make it writable, then go on with --resume"
+        ) from None
 
 
 def load_trained(folder: Path | str) -> tuple[Any, Any]:

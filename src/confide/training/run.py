@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from ..accounting import LedgerWriter, issue, read_ledger, write
 from ..errors import BadInput, ConfideError, Refused
 from ..models import Lora, add_placeholders, build, load_tokenizer, load_trained, longest, prepare, save
 from ..models.tokens import BUILT_IN, pretrained
-from ..rundir import new_folder
+from ..rundir import LOCK, Lock, sync_folder, sync_tree
 from ..screening.output import write_private
 from . import byhand, processes, sdp, selective
 from .corpus import Encoder, Example, Source, TokenFile, fingerprint, tokenise
@@ -32,8 +33,10 @@ from .holdout import split_rows
 from .options import Options, listed, option
 from .phases import Phase
 from .planning import TrainingPlan, plan
+from .telemetry import read_telemetry
 from .validation import outside
 
+SUMS = "SHA256SUMS"
 CONFIG, LEDGER, CHECKPOINTS, TOKENS = "config.yaml", "ledger.jsonl", "checkpoints", "screened"
 DEFAULT_LENGTH = 256
 Tick = Callable[[int], object]
@@ -58,14 +61,14 @@ class Run:
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
     def telemetry(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "telemetry.jsonl").read_text(encoding="utf-8").splitlines()]
+        return read_telemetry(self.folder / "telemetry.jsonl")
 
     def summary(self) -> dict[str, Any]:
         """What became of the run, in public numbers."""
         config = yaml.safe_load((self.folder / CONFIG).read_text(encoding="utf-8"))
         certificate, lines = self.certificate, self.telemetry()
         validated = [line for line in lines if line.get("validation_loss") is not None]
-        if config["options"]["keep"] == "best":
+        if config["options"]["keep"] == "best" and validated:
             phase = [line for line in validated if line["phase"] == validated[-1]["phase"]]
             validated = sorted(phase, key=lambda line: -float(line["validation_loss"]))
         found: dict[str, Any] = {
@@ -122,6 +125,7 @@ class Prepared:
     placeholders: dict[str, int]
     device: torch.device
     ledger: LedgerWriter | None = None  # rank 0 alone has it
+    lock: Lock | None = None  # so does it this
     resumed: bool = False
     tick: Tick = lambda records: None
 
@@ -131,9 +135,10 @@ class Prepared:
         return path if path.exists() else None
 
     def close(self) -> None:
-        """Let go of the ledger, so that the run can be resumed in this very process."""
-        if self.ledger is not None:
-            self.ledger.close()
+        """Let go of the ledger and the folder, so that the run can be resumed in this very process."""
+        for held in (self.ledger, self.lock):
+            if held is not None:
+                held.close()
 
     @property
     def max_length(self) -> int:
@@ -205,20 +210,33 @@ class Prepared:
 
 
 def _made(folder: Path, records: Callable[[], Iterator[Any]]) -> TokenFile:
-    processes.shared(lambda: folder if folder.exists() else TokenFile.write(folder, records()).folder)
+    def make() -> None:
+        TokenFile.open(folder, checked=True) if folder.exists() else TokenFile.write(folder, records())
+
+    processes.shared(make)
     return TokenFile.open(folder)
 
 
 def prepare_run(plan: TrainingPlan, folder: Path, resume: bool, tick: Tick) -> Prepared:
     """Everything that a run needs, in a new folder or in the one that is resumed."""
     processes.shared(lambda: _check_folder(folder, resume))  # one looks, before one of them makes it
+    lock = Lock(folder) if resume and processes.rank() == 0 else None
+    try:
+        return _prepared(plan, folder, resume, tick, lock)
+    except BaseException:
+        if lock is not None:
+            lock.close()
+        raise
+
+
+def _prepared(plan: TrainingPlan, folder: Path, resume: bool, tick: Tick, lock: Lock | None) -> Prepared:
     if resume:
         tokenizer, kind = prepare(pretrained(str(folder / CHECKPOINTS / "tokenizer"))), ""
         placeholders = placeholders_of(plan, tokenizer)
     else:
         tokenizer, kind, placeholders = new_tokenizer(plan)
     model, device = new_model(plan, tokenizer)
-    prepared = Prepared(plan, folder, model, tokenizer, placeholders, device, resumed=resume, tick=tick)
+    prepared = Prepared(plan, folder, model, tokenizer, placeholders, device, lock=lock, resumed=resume, tick=tick)
     _refuse_turns(prepared)
     processes.shared(lambda: _start(prepared, kind, resume))
     return prepared
@@ -321,18 +339,38 @@ def _start(prepared: Prepared, kind: str, resume: bool) -> None:
     """Make the folder, its configuration and its ledger, all of it or nothing; or open them again."""
     plan, folder = prepared.plan, prepared.folder
     if not resume:
-        draft = folder.with_name(f".{folder.name}.partial")
-        try:
-            shutil.rmtree(draft, ignore_errors=True)  # of a start that was killed, before anything was spent
-            new_folder(draft)
-            _begin(prepared, draft, kind)
-            os.rename(draft, folder)
-        except OSError as error:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise ConfideError(f"cannot write {folder}: {error.strerror or error}; nothing was trained") from None
+        prepared.lock = _draft(prepared, kind)
     if resume:
         _refuse_another_run(prepared)
     prepared.ledger = LedgerWriter.resume(folder / LEDGER) if plan.planned else None
+
+
+def _draft(prepared: Prepared, kind: str) -> Lock:
+    """Make a new run under another name, and give it its own when everything is on disk. Out: its lock, which goes with it."""
+    folder = prepared.folder
+    draft = folder.with_name(f".{folder.name}.partial")
+    lock = None
+    try:
+        draft.mkdir(parents=True, exist_ok=True)
+        lock = Lock(draft)
+        for path in [path for path in draft.iterdir() if path.name != LOCK]:
+            # of a start that was killed, before anything was spent
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        _begin(prepared, draft, kind)
+        sync_tree(draft)
+        _check_folder(folder, resume=False)  # another process may have been faster
+        os.rename(draft, folder)
+        sync_folder(folder.parent)
+    except BaseException as error:
+        if lock is not None:
+            shutil.rmtree(draft, ignore_errors=True)
+            lock.close()
+        if not isinstance(error, OSError):
+            raise
+        raise ConfideError(
+            f"cannot write {folder}: {error.strerror or error}; nothing was trained. Make room or name another folder with -o"
+        ) from None
+    return lock
 
 
 def _refuse_another_run(prepared: Prepared) -> None:
@@ -423,7 +461,10 @@ def finish(prepared: Prepared) -> Run:
         folder, options = prepared.folder, prepared.plan.options
         best = folder / "best"
         if options.keep == "best" and best.exists():
-            put_in_place(folder / "model", lambda draft: shutil.copytree(best, draft))
+            _check_sums(best)
+            put_in_place(
+                folder / "model", lambda draft: shutil.copytree(best, draft, ignore=shutil.ignore_patterns(SUMS))
+            )
         else:
             put_in_place(folder / "model", lambda draft: save(prepared.model, prepared.tokenizer, draft))
         if options.private and prepared.plan.private and prepared.ledger_path is not None:
@@ -437,14 +478,45 @@ def finish(prepared: Prepared) -> Run:
     return Run(prepared.folder)
 
 
+def keep_best(prepared: Prepared) -> None:
+    """Put the model as it is now aside, with its files' digests: it may wait for long until the end of the run."""
+
+    def make(draft: Path) -> None:
+        save(prepared.model, prepared.tokenizer, draft)
+        write_private(draft / SUMS, "".join(f"{digest}  {name}\n" for name, digest in _sums(draft).items()))
+
+    put_in_place(prepared.folder / "best", make)
+
+
+def _sums(folder: Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.iterdir())
+        if path.name != SUMS
+    }
+
+
+def _check_sums(best: Path) -> None:
+    """Raise if the best model is not as it was put aside; one of an older confide has no digests."""
+    if (best / SUMS).exists():
+        lines = (best / SUMS).read_text("ascii", errors="replace").splitlines()
+        if lines != [f"{digest}  {name}" for name, digest in _sums(best).items()]:
+            raise BadInput(
+                f"{best} is damaged: it is not the model that was put aside; bring it back from a backup, or remove it, and "
+                "`confide train --resume` keeps the last state of the model instead"
+            )
+
+
 def put_in_place(folder: Path, make: Callable[[Path], object]) -> None:
     """Make a folder anew; under its name it is never seen half made."""
     draft = folder.with_name(f"{folder.name}.partial")
     try:
         shutil.rmtree(draft, ignore_errors=True)
         make(draft)
+        sync_tree(draft)
         shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
+        sync_folder(folder.parent)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise ConfideError(f"cannot write {folder}: {reason}; make room, then go on with --resume") from None
