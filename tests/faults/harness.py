@@ -7,7 +7,7 @@
 A point is a command, a kind of fault and a seed. The command runs in a process forked from this one, which has everything imported, on a
 copy of a small corpus, screening and run. It is killed (-9); or the power is cut, so that what was not synced is lost; or the disk is
 full, read-only or broken from that moment on; or it is truly full (a small tmpfs, where mounting is allowed); or a file is cut off or has
-a bit flipped between two commands. Then the same command goes on, as a user would do it, and all of this must hold:
+a bit flipped between two commands; or a second process comes along, and is refused. Then the same command goes on, as a user would do it, and all of this must hold:
 
 * no traceback; every refusal names a file or folder and what to do next, and quotes no secret;
 * the ledger counts every step that was taken (a diary outside of the folder knows) and none beyond the plan;
@@ -35,7 +35,7 @@ from pathlib import Path
 from inject import Disk, damage
 
 COMMANDS = ("screen", "train", "attack", "review", "run", "report")
-KINDS = ("kill", "power", "full", "readonly", "broken", "tmpfs", "truncate", "flip")
+KINDS = ("kill", "power", "full", "readonly", "broken", "tmpfs", "truncate", "flip", "second")
 SCREEN = ["--policy", "patterns", "--conservative", "allowlist", "--unit", "turn", "--canaries", "audit,number=20"]
 TRAIN = {
     "model": "lstm:hidden_size=16,embedding_size=16", "method": "crt", "noise": 1.0, "delta": 1e-3, "vocabulary_size": 300,
@@ -167,7 +167,8 @@ class World:
         config = {"out": "all", "corpus": "chats.jsonl", "screen": choice, "train": TRAIN}
         (self.home / "all.yaml").write_text(json.dumps({**config, "attack": {"only": ["audit"], "seed": 1}}))
         self.save("corpus")
-        for name in [one for one in COMMANDS if one in names or one in ("screen", "train")]:
+        needed = {*names, *(BEFORE[name] for name in names), "screen"}
+        for name in [one for one in COMMANDS if one in needed]:
             self.load(BEFORE[name])
             disk = Disk(self.home)
             if name == "review":
@@ -448,6 +449,8 @@ def point(world, name, kind, seed, moment=None, lost=None):
     diary.unlink(missing_ok=True)
     if kind in ("truncate", "flip"):
         return damaged(world, name, kind, coins, diary)
+    if kind == "second":
+        return two_at_once(world, name, coins, diary)
     size = coins.randint(0, 300_000) if kind == "tmpfs" else None
     disk = None
     try:
@@ -498,6 +501,29 @@ def run_once(world, name, disk, diary, again=False):
     if name == "review":
         return review(world, disk, world.scratch / "acknowledged", answers=0 if again else 6)
     return confide(world, *line(world, name, again), disk=disk, diary=diary), []
+
+
+def two_at_once(world, name, coins, diary):
+    """The same command a second time while the first is in the midst of it: the second is refused, the first ends well."""
+    world.load(BEFORE[name])
+    moment = coins.randint(world.moments[name] // 4 + 1, world.moments[name] - 3)
+    first = start(world, [*map(str, line(world, name)), "--json"], Disk(world.home, "second", moment), diary)
+    _until(Path(f"{world.home}.at").exists, "the first never came to its moment")
+    at = Path(f"{world.home}.at").read_text()
+    second = confide(world, *line(world, name, again=coins.random() < 0.5), diary=diary)
+    Path(f"{world.home}.go").touch()
+    ended = wait(world, first)
+    clear(world, second)
+    must(ended.code == 0, f"the first ended with {ended.code}")
+    whole(world, name, diary)
+    return {"moment": moment, "artefact": at, "exit": second.code, "outcome": "the second was refused"}
+
+
+def _until(holds, why):
+    end = time.monotonic() + PATIENCE
+    while not holds():
+        must(time.monotonic() < end, why)
+        time.sleep(0.02)
 
 
 def damaged(world, name, kind, coins, diary):
@@ -593,12 +619,12 @@ def main(arguments=None):
     parser.add_argument("--log", type=Path)
     parser.add_argument("--keep", action="store_true", help="stop at the first failure, and leave the folder")
     given = parser.parse_args(arguments)
-    chosen = [pair.split(":") for pair in (given.only or "*:*").split(",")]
+    chosen = [pair.split(":") for pair in (given.only or ",".join(f"{name}:*" for name in COMMANDS[:5])).split(",")]
     cells = [
         (name, kind)
         for kind in KINDS
         for name in COMMANDS
-        if any(a in (name, "*") and b in (kind, "*") for a, b in chosen)
+        if any(a in (name, "*") and b in (kind, "*") for a, b in chosen) and (name, kind) != ("review", "second")
     ]
     import tempfile
 

@@ -16,6 +16,7 @@ import signal
 import sqlite3
 import stat
 import sys
+import time
 from pathlib import Path
 
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.link"}
@@ -94,6 +95,9 @@ class Disk:
         if self.kind in ERRORS and (self.lasting or self.moments == self.moment):
             if what not in ("remove", "rmdir") or self.kind == "readonly":  # a full disk lets go
                 raise OSError(ERRORS[self.kind], os.strerror(ERRORS[self.kind]), path)
+        elif self.kind == "second" and self.moments == self.moment:
+            while not os.path.exists(f"{self.root}.go"):
+                time.sleep(0.01)
         elif self.kind in ("kill", "power"):
             if self.kind == "power":
                 self.busy = True
