@@ -149,6 +149,7 @@ def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object])
 
 
 def _train(config: dict[str, Any], screened: Any, out: Path, progress: Progress) -> dict[str, Any]:
+    from .models import check_sums
     from .training import Run, make_plan, plan_of, train_plan
 
     options = Options.from_plain(config["train"])
@@ -157,6 +158,7 @@ def _train(config: dict[str, Any], screened: Any, out: Path, progress: Progress)
     if begun:
         plan = plan_of(folder, screened.folder, {f.name: getattr(options, f.name) for f in fields(options)})
         if (folder / "model").exists() and ((folder / "certificate.json").exists() or plan.certificate() is None):
+            check_sums(folder / "model")
             return dict(Run(folder).summary())
     else:
         plan = make_plan(screened, options)

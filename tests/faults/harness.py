@@ -42,6 +42,14 @@ TRAIN = {
     "max_length": 32, "epochs": 2, "private_batch_size": 20, "validation_share": 0.2, "log_every": 1, "checkpoint_every": 4,
     "reserve": 2, "keep": "best",
 }  # fmt: skip
+ROOM = {
+    "screen": 100_000,
+    "train": 700_000,
+    "attack": 12_000,
+    "review": 120_000,
+    "run": 800_000,
+    "report": 500_000,
+}  # bytes that each takes
 ATTACK = ["--only", "audit", "--seed", "1"]
 NEXT = re.compile(
     r"\b(again|resume|remove|make room|name (a|another)|bring|put it back|restore|free|go on|goes on|start|wait|move it|install|write the)\b"
@@ -190,25 +198,26 @@ class World:
     def save(self, name):
         shutil.copytree(self.home, self.kept / name)
 
-    def load(self, name, size=None):
-        """The world as it was after a command; on a tmpfs with so many bytes of room if `size` is given."""
+    def load(self, name, room=None):
+        """The world as it was after a command; on a tmpfs with so many bytes of room if `room` is given."""
         self.unmount()
         shutil.rmtree(self.home, ignore_errors=True)
         for rest in self.folder.glob("home.*"):
             shutil.rmtree(rest) if rest.is_dir() else rest.unlink()
-        if size is None:
+        if room is None:
             shutil.copytree(self.kept / name, self.home)
             return
         self.home.mkdir()
-        used = sum(4096 * (1 + path.lstat().st_size // 4096) for path in (self.kept / name).rglob("*")) + 65536
-        command = ["mount", "-t", "tmpfs", "-o", f"size={used + size}", "tmpfs", str(self.home)]
-        if subprocess.run(command, capture_output=True).returncode:
+        command = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(self.home)]
+        if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
             raise PermissionError
         self.mounted = True
         shutil.copytree(self.kept / name, self.home, dirs_exist_ok=True)
+        free = os.statvfs(self.home)
+        (self.home / "filler").write_bytes(bytes(max(0, free.f_bavail * free.f_frsize - room)))
 
-    def grow(self):
-        subprocess.run(["mount", "-o", "remount,size=256m", str(self.home)], check=True)
+    def make_room(self):
+        (self.home / "filler").unlink()
 
     def unmount(self):
         if self.mounted:
@@ -451,10 +460,10 @@ def point(world, name, kind, seed, moment=None, lost=None):
         return damaged(world, name, kind, coins, diary)
     if kind == "second":
         return two_at_once(world, name, coins, diary)
-    size = coins.randint(0, 300_000) if kind == "tmpfs" else None
+    room = coins.randint(0, ROOM[name]) if kind == "tmpfs" else None
     disk = None
     try:
-        world.load(BEFORE[name], size)
+        world.load(BEFORE[name], room)
     except PermissionError:
         kind = "full"  # mounting is not allowed here
         world.load(BEFORE[name])
@@ -482,7 +491,7 @@ def point(world, name, kind, seed, moment=None, lost=None):
             f"{len(done)} answers were acknowledged, {len(kept)} are there",
         )
     if kind == "tmpfs":
-        world.grow()
+        world.make_room()
     if ended.code == 0 and name != "review" and not at:
         whole(world, name, diary)
         return {**about, "outcome": "done"}

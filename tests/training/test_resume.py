@@ -278,7 +278,7 @@ def test_half_a_line_of_telemetry_is_forgotten(copied, finished):
 def test_a_half_written_best_model_is_never_the_result(screened, small, tmp_path, monkeypatch):
     """Killed while the best model is written: what is kept is a whole model."""
     made = make_plan(screened, **small(keep="best", checkpoint_every=1, epochs=2))
-    from confide.training import run as loop
+    from confide.training import loop
 
     calls, save = iter(range(1, 10)), loop.save
 

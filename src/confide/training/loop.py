@@ -19,11 +19,12 @@ from ..accounting import LedgerWriter
 from ..accounting.events import Noiseless
 from ..dp import PrivateGradients, Step, keep_memory
 from ..errors import BadInput
+from ..models import save
 from . import checkpoints, evaluation, processes
 from .optim import Annealing, Rate, make_optimizer, set_rate
 from .phases import Phase, Slot, slots
 from .planning import TrainingPlan
-from .run import CHECKPOINTS, Prepared, Run, finish, keep_best, prepare_run, spent_steps
+from .run import CHECKPOINTS, Prepared, Run, finish, prepare_run, put_in_place, spent_steps
 from .selective import Selective
 from .steps import PublicGradients, autocast, count_targets
 from .telemetry import Telemetry
@@ -244,7 +245,7 @@ class Work:
             and (self.best is None or found["loss"] < self.best)
         ):
             self.best = found["loss"]
-            keep_best(self.prepared)
+            put_in_place(self.prepared.folder / "best", lambda draft: save(self.model, self.prepared.tokenizer, draft))
         return {name: float(found[name]) for name in ("loss", "accuracy") if math.isfinite(found[name])}
 
     def checkpoint(self) -> None:

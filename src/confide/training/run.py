@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -22,7 +21,18 @@ from torch import Tensor
 from .. import __version__
 from ..accounting import LedgerWriter, issue, read_ledger, write
 from ..errors import BadInput, ConfideError, Refused
-from ..models import Lora, add_placeholders, build, load_tokenizer, load_trained, longest, prepare, save
+from ..models import (
+    Lora,
+    add_placeholders,
+    build,
+    check_sums,
+    load_tokenizer,
+    load_trained,
+    longest,
+    prepare,
+    save,
+    write_sums,
+)
 from ..models.tokens import BUILT_IN, pretrained
 from ..rundir import LOCK, Lock, sync_folder, sync_tree
 from ..screening.output import write_private
@@ -36,7 +46,6 @@ from .planning import TrainingPlan, plan
 from .telemetry import read_telemetry
 from .validation import outside
 
-SUMS = "SHA256SUMS"
 CONFIG, LEDGER, CHECKPOINTS, TOKENS = "config.yaml", "ledger.jsonl", "checkpoints", "screened"
 DEFAULT_LENGTH = 256
 Tick = Callable[[int], object]
@@ -231,6 +240,7 @@ def prepare_run(plan: TrainingPlan, folder: Path, resume: bool, tick: Tick) -> P
 
 def _prepared(plan: TrainingPlan, folder: Path, resume: bool, tick: Tick, lock: Lock | None) -> Prepared:
     if resume:
+        check_sums(folder / CHECKPOINTS / "tokenizer", "start a new run")
         tokenizer, kind = prepare(pretrained(str(folder / CHECKPOINTS / "tokenizer"))), ""
         placeholders = placeholders_of(plan, tokenizer)
     else:
@@ -391,6 +401,7 @@ def _begin(prepared: Prepared, folder: Path, kind: str) -> None:
     folder.chmod(0o700)
     (folder / CHECKPOINTS).mkdir(mode=0o700)
     prepared.tokenizer.save_pretrained(folder / CHECKPOINTS / "tokenizer")
+    write_sums(folder / CHECKPOINTS / "tokenizer")
     config = {
         "confide": __version__,
         "screened": str(plan.screened.folder.resolve()),
@@ -461,10 +472,8 @@ def finish(prepared: Prepared) -> Run:
         folder, options = prepared.folder, prepared.plan.options
         best = folder / "best"
         if options.keep == "best" and best.exists():
-            _check_sums(best)
-            put_in_place(
-                folder / "model", lambda draft: shutil.copytree(best, draft, ignore=shutil.ignore_patterns(SUMS))
-            )
+            check_sums(best, "remove it, and `confide train --resume` keeps the last state of the model instead")
+            put_in_place(folder / "model", lambda draft: shutil.copytree(best, draft))
         else:
             put_in_place(folder / "model", lambda draft: save(prepared.model, prepared.tokenizer, draft))
         if options.private and prepared.plan.private and prepared.ledger_path is not None:
@@ -476,35 +485,6 @@ def finish(prepared: Prepared) -> Run:
 
     processes.shared(write_all)
     return Run(prepared.folder)
-
-
-def keep_best(prepared: Prepared) -> None:
-    """Put the model as it is now aside, with its files' digests: it may wait for long until the end of the run."""
-
-    def make(draft: Path) -> None:
-        save(prepared.model, prepared.tokenizer, draft)
-        write_private(draft / SUMS, "".join(f"{digest}  {name}\n" for name, digest in _sums(draft).items()))
-
-    put_in_place(prepared.folder / "best", make)
-
-
-def _sums(folder: Path) -> dict[str, str]:
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.iterdir())
-        if path.name != SUMS
-    }
-
-
-def _check_sums(best: Path) -> None:
-    """Raise if the best model is not as it was put aside; one of an older confide has no digests."""
-    if (best / SUMS).exists():
-        lines = (best / SUMS).read_text("ascii", errors="replace").splitlines()
-        if lines != [f"{digest}  {name}" for name, digest in _sums(best).items()]:
-            raise BadInput(
-                f"{best} is damaged: it is not the model that was put aside; bring it back from a backup, or remove it, and "
-                "`confide train --resume` keeps the last state of the model instead"
-            )
 
 
 def put_in_place(folder: Path, make: Callable[[Path], object]) -> None:
