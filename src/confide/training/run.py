@@ -229,11 +229,12 @@ def _made(folder: Path, records: Callable[[], Iterator[Any]]) -> TokenFile:
 def prepare_run(plan: TrainingPlan, folder: Path, resume: bool, tick: Tick) -> Prepared:
     """Everything that a run needs, in a new folder or in the one that is resumed."""
     processes.shared(lambda: _check_folder(folder, resume))  # one looks, before one of them makes it
-    lock = Lock(folder) if resume and processes.rank() == 0 else None
+    held: list[Lock] = []
+    processes.shared(lambda: held.append(Lock(folder)) if resume else None)
     try:
-        return _prepared(plan, folder, resume, tick, lock)
+        return _prepared(plan, folder, resume, tick, held[0] if held else None)
     except BaseException:
-        if lock is not None:
+        for lock in held:
             lock.close()
         raise
 
