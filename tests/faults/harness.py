@@ -108,7 +108,7 @@ def start(world, arguments, disk=None, diary=None):
         with contextlib.suppress(BaseException):
             if disk is not None:
                 disk.busy = True
-                Path(f"{disk.root}.moments").write_text(json.dumps([disk.moments, sorted(sys.modules)]))
+                Path(f"{disk.root}.moments").write_text(json.dumps([disk.seen, sorted(sys.modules)]))
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
@@ -159,7 +159,7 @@ class World:
         for one in (self.scratch, self.kept):
             one.mkdir(parents=True)
         self.wanted = {}  # what whole stages hold
-        self.moments = {}  # of a command without a fault
+        self.seen, self.moments = {}, {}  # of a command without a fault: each by name, and how many there are
 
     def build(self, names):
         """Everything that the commands start from, made by the commands themselves, each counted."""
@@ -185,7 +185,8 @@ class World:
                 ended = confide(self, *line(self, name), disk=disk)
             if ended.code:
                 raise SystemExit(f"{name} fails without any fault: {ended.err}")
-            self.moments[name], modules = json.loads(Path(f"{self.home}.moments").read_text())
+            self.seen[name], modules = json.loads(Path(f"{self.home}.moments").read_text())
+            self.moments[name] = len(self.seen[name])
             for module in modules:  # so that the next process need not load them
                 with contextlib.suppress(Exception):
                     importlib.import_module(module)
@@ -451,7 +452,7 @@ def _loads(run):
 # -- points -----------------------------------------------------------------------------------------------------------
 
 
-def point(world, name, kind, seed, moment=None, lost=None):
+def point(world, name, kind, seed, moment=None, lost=None, near=""):
     """One fault, and what came of it: a line for the log. Raises `Failed`."""
     coins = random.Random(f"{name}:{kind}:{seed}")
     diary = world.scratch / "diary"
@@ -468,7 +469,8 @@ def point(world, name, kind, seed, moment=None, lost=None):
         kind = "full"  # mounting is not allowed here
         world.load(BEFORE[name])
     if kind != "tmpfs":
-        moment = moment or coins.randint(1, world.moments[name])
+        near = [number for number, one in enumerate(world.seen[name], 1) if near in one]
+        moment = moment or coins.choice(near)
         share = coins.choice([0.3, 0.7, 1.0]) if lost is None else lost
         disk = Disk(world.home, kind, moment, seed, share)
     ended, done = run_once(world, name, disk, diary)
@@ -624,6 +626,7 @@ def main(arguments=None):
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", help="COMMAND:KIND, several with commas; * for all of one side")
     parser.add_argument("--at", help="SEED:MOMENT of one point again")
+    parser.add_argument("--near", help="only moments whose name holds this, such as 'fsync run/ledger.jsonl'")
     parser.add_argument("--lost", type=float, help="share of what is not synced that a power cut takes")
     parser.add_argument("--log", type=Path)
     parser.add_argument("--keep", action="store_true", help="stop at the first failure, and leave the folder")
@@ -659,7 +662,7 @@ def main(arguments=None):
             begun = time.monotonic()
             about = {"seed": seed, "command": name, "fault": kind}
             try:
-                about |= point(world, name, kind, seed, moment, given.lost)
+                about |= point(world, name, kind, seed, moment, given.lost, given.near or "")
             except Failed as failure:
                 failed += 1
                 about |= {"outcome": "FAILED", "why": str(failure)}

@@ -33,7 +33,7 @@ class Disk:
 
     def __init__(self, root, kind=None, moment=0, seed=0, lost=0.5):
         self.root, self.kind, self.moment, self.lost = str(root), kind, moment, lost
-        self.coins, self.moments, self.at = random.Random(seed), 0, ""
+        self.coins, self.moments, self.at, self.seen = random.Random(seed), 0, "", []
         self.busy, self.lasting = False, self.coins.random() < 0.7  # an error that stays, or one that passes
         self.contents, self.names, self.held, self.unsafe = {}, {}, {}, []
         if kind == "power":
@@ -88,6 +88,8 @@ class Disk:
         if self.busy or not path.startswith(self.root):
             return
         self.moments += 1
+        if self.kind is None:
+            self.seen.append(f"{what} {os.path.relpath(path, self.root)}")
         if self.kind is None or self.moments < self.moment:
             return
         if self.moments == self.moment:

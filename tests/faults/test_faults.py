@@ -61,25 +61,25 @@ SABOTAGE = {
         "accounting/ledger.py",
         "            os.fsync(self._descriptor)\n        except OSError",
         "            pass\n        except OSError",
-        ("--only", "train:power", "--points", 2, "--seed", 3),
+        ("--only", "train:power", "--points", 1, "--near", "open run/best.partial"),
     ),
     "a file that is not renamed into its place": (
         "screening/output.py",
         "    os.replace(waiting, path)\n    sync_folder(path.parent)\n\n\ndef write_table",
         "    path.write_text(text)\n    waiting.unlink()\n    sync_folder(path.parent)\n\n\ndef write_table",
-        ("--only", "screen:power", "--points", 4, "--seed", 1),
+        ("--only", "screen:power", "--points", 1, "--near", "remove screened.partial/work"),
     ),
     "names of screened files that are not synced": (
         "screening/output.py",
         "        sync_folder(self._folder)  # before a manifest says that all is there\n",
         "",
-        ("--only", "screen:power", "--points", 4, "--seed", 1),
+        ("--only", "screen:power", "--points", 1, "--near", "remove screened.partial/work"),
     ),
     "answers that SQLite need not sync": (
         "review/store.py",
         "PRAGMA synchronous=FULL",
         "PRAGMA synchronous=NORMAL",
-        ("--only", "review:power", "--points", 2, "--seed", 1),
+        ("--only", "review:power", "--points", 4, "--near", "rename screened/review.json"),
     ),
 }
 

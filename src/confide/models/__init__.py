@@ -18,7 +18,7 @@ try:
 except ImportError as error:
     raise ConfideError(f"models need {error.name}; install it with: pip install 'confide[train]'") from None
 
-from .loading import Lora, build, check_sums, load_trained, longest, save, write_sums
+from .loading import Lora, build, check_sums, load_trained, longest, save, save_tokenizer
 from .lstm import LstmConfig, LstmForCausalLM, LstmModel, LstmState
 from .tokens import add_placeholders, encode, load_tokenizer, prepare
 
@@ -42,5 +42,5 @@ __all__ = [
     "longest",
     "prepare",
     "save",
-    "write_sums",
+    "save_tokenizer",
 ]

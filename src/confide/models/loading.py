@@ -393,12 +393,23 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with quiet():
             model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-        write_sums(folder)
+        save_tokenizer(tokenizer, folder)
     except OSError as error:
         raise ConfideError(
             f"{folder}: the model cannot be written: {error.strerror or error}; make room or make it writable, then go on with --resume"
         ) from None
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer, and the digests of all that lies there then; a failure of the disk is an `OSError`."""
+    try:
+        with quiet():
+            tokenizer.save_pretrained(folder)
+    except Exception as error:
+        if type(error) is not Exception:  # the tokenizers library says nothing more of a full disk
+            raise
+        raise OSError(0, str(error), str(folder)) from None
+    write_sums(folder)
 
 
 def write_sums(folder: Path) -> None:

@@ -157,6 +157,8 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / "work").mkdir(mode=0o700, exist_ok=True)
+        for path in (folder, folder.parent):  # hours of work must not hang on a name that is not on disk
+            sync_folder(path)
     except OSError as error:
         raise BadInput(f"cannot create the folder {folder}: {error.strerror}; name another with -o") from None
 

@@ -31,7 +31,7 @@ from ..models import (
     longest,
     prepare,
     save,
-    write_sums,
+    save_tokenizer,
 )
 from ..models.tokens import BUILT_IN, pretrained
 from ..rundir import LOCK, Lock, sync_folder, sync_tree
@@ -401,8 +401,7 @@ def _begin(prepared: Prepared, folder: Path, kind: str) -> None:
     plan = prepared.plan
     folder.chmod(0o700)
     (folder / CHECKPOINTS).mkdir(mode=0o700)
-    prepared.tokenizer.save_pretrained(folder / CHECKPOINTS / "tokenizer")
-    write_sums(folder / CHECKPOINTS / "tokenizer")
+    save_tokenizer(prepared.tokenizer, folder / CHECKPOINTS / "tokenizer")
     config = {
         "confide": __version__,
         "screened": str(plan.screened.folder.resolve()),
