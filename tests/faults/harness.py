@@ -180,7 +180,7 @@ class World:
             self.load(BEFORE[name])
             disk = Disk(self.home)
             if name == "review":
-                ended, _ = review(self, disk, self.scratch / "acknowledged")
+                ended, _ = review(self, disk)
             else:
                 ended = confide(self, *line(self, name), disk=disk)
             if ended.code:
@@ -263,17 +263,16 @@ def reviewed(world):
 # -- a review: a server, and a browser that answers -------------------------------------------------------------------
 
 
-def review(world, disk, acknowledged, answers=6):
+def review(world, disk, answers=6):
     """Serve a review and answer records until the server ends. Every answer that it acknowledged is noted."""
     child = start(world, ["review", str(world.home / "screened"), "--sample", "8", "--no-browser", "--port", "0"], disk)
     done = []
     try:
         link = _link(world, child)
         if link is not None:
-            done = _answer(link, answers)
+            _answer(link, answers, done)
     except (OSError, http.client.HTTPException):
         pass  # the server met its fault
-    acknowledged.write_text(json.dumps(done))
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGTERM)
     return wait(world, child), done
@@ -293,7 +292,8 @@ def _link(world, child):
     raise Failed("the review never began")
 
 
-def _answer(link, answers):
+def _answer(link, answers, done):
+    """Answer as a browser does; whatever the server says it has saved goes into `done` at once."""
     port, token = link
     browser = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     browser.request("GET", f"/?token={token}")
@@ -301,7 +301,6 @@ def _answer(link, answers):
     response.read()
     cookie = response.headers["set-cookie"].partition(";")[0]
     headers = {"Cookie": cookie, "Origin": f"http://127.0.0.1:{port}", "Content-Type": "application/json"}
-    done = []
     for place in range(answers):
         body = {"do": "skip" if place % 3 == 2 else "answer", "place": place, "piece": 0, "version": 0}
         browser.request("POST", "/act", json.dumps(body), headers)
@@ -312,7 +311,6 @@ def _answer(link, answers):
             must("Traceback" not in said["error"], "a traceback on the page")
             break
         done.append((place, body["do"]))
-    return done
 
 
 def _saved_answers(world):
@@ -510,7 +508,7 @@ def point(world, name, kind, seed, moment=None, lost=None, near=""):
 
 def run_once(world, name, disk, diary, again=False):
     if name == "review":
-        return review(world, disk, world.scratch / "acknowledged", answers=0 if again else 6)
+        return review(world, disk, answers=0 if again else 6)
     return confide(world, *line(world, name, again), disk=disk, diary=diary), []
 
 
@@ -557,7 +555,7 @@ def damaged(world, name, kind, coins, diary):
     outcomes = {}
     for follow, arguments in _followers(world, name, half):
         if follow == "review":
-            ended, _ = review(world, None, world.scratch / "acknowledged", answers=0)
+            ended, _ = review(world, None, answers=0)
         else:
             ended = confide(world, *arguments, diary=diary)
         outcomes[follow] = ended.code
