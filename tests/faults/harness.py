@@ -415,12 +415,10 @@ def whole(world, name, diary):
         _loads(home / "run")
         for text in (home / "run" / "telemetry.jsonl").read_text().splitlines():
             json.loads(text)
-    if name in ("attack", "run") and (home / "run" / "attacks.json").exists():
-        found = json.loads((home / "run" / "attacks.json").read_text())
-        must(
-            found["audit"]["black_box"]["canaries"] == world.wanted["attack" if "attack" in world.wanted else name],
-            "other attacks",
-        ) if name == "attack" else None
+    if name == "attack":
+        must(_contents(world, name) == world.wanted[name], "the attack found something else")
+    if name == "run":
+        must(json.loads((home / "run" / "attacks.json").read_text())["contradictions"] == [], "no attacks")
     if name == "report":
         page = (home / "run" / "report.html").read_text()
         must(page.rstrip().endswith("</html>"), "half a report")

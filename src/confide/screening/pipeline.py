@@ -215,7 +215,12 @@ class _Work:
         if not all(path.exists() for path in paths):
             for path, plain in zip(paths, plant(parse_canaries(self.options.canaries)), strict=True):
                 write_private(path, json.dumps(plain, indent=1) + "\n")
-        planted, coins = (json.loads(path.read_text()) for path in paths)
+        try:
+            planted, coins = (dict(json.loads(path.read_text("utf-8"))) for path in paths)
+        except (ValueError, TypeError):
+            raise BadInput(
+                f"{paths[0]} or coins.json beside it is damaged; remove {self.folder} and screen again"
+            ) from None
         return planted, coins
 
     def _chunks(self) -> Iterator[Chunk | CanaryChunk]:
