@@ -13,7 +13,7 @@ import yaml
 from rich.progress import Progress
 
 from .errors import BadInput, ConfideError
-from .rundir import locked
+from .rundir import locked, make_folder
 from .training.options import Options
 
 SECTIONS = ("out", "corpus", "screen", "train", "attack")  # the last may be left out
@@ -69,7 +69,7 @@ def run_all(path: str | Path, progress: Progress | None = None) -> dict[str, Any
     progress = progress or Progress(disable=True)
     out = Path(config["out"])
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
     except OSError as error:
         raise BadInput(f"cannot create the folder {out}: {error.strerror}; name another with out") from None
     with locked(out):

@@ -25,6 +25,14 @@ def new_folder(folder: Path) -> Path:
     return folder
 
 
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Create a folder, and those above it, where they are missing; their names are on disk when this returns."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(mode=mode, parents=True, exist_ok=True)
+    for path in missing:
+        sync_folder(path.parent)
+
+
 class Lock:
     """A folder that this process alone works in, until `close` or its death. The file stays: to remove it would let two in."""
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import BadInput
-from ..rundir import Lock, sync_folder
+from ..rundir import Lock, make_folder, sync_folder
 from .batches import SCHEMA
 
 FILE_ROWS = 1 << 18
@@ -155,10 +155,8 @@ def partial_folder(out: Path, plan: dict[str, Any], resume: bool) -> Iterator[Pa
 
 def _make(folder: Path) -> None:
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (folder / "work").mkdir(mode=0o700, exist_ok=True)
-        for path in (folder, folder.parent):  # hours of work must not hang on a name that is not on disk
-            sync_folder(path)
+        for path in (folder, folder / "work"):
+            make_folder(path, mode=0o700)  # hours of work must not hang on a name that is not on disk
     except OSError as error:
         raise BadInput(f"cannot create the folder {folder}: {error.strerror}; name another with -o") from None
 

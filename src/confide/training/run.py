@@ -34,7 +34,7 @@ from ..models import (
     save_tokenizer,
 )
 from ..models.tokens import BUILT_IN, pretrained
-from ..rundir import LOCK, Lock, sync_folder, sync_tree
+from ..rundir import LOCK, Lock, make_folder, sync_folder, sync_tree
 from ..screening.output import write_private
 from . import byhand, processes, sdp, selective
 from .corpus import Encoder, Example, Source, TokenFile, fingerprint, tokenise
@@ -362,7 +362,7 @@ def _draft(prepared: Prepared, kind: str) -> Lock:
     draft = folder.with_name(f".{folder.name}.partial")
     lock = None
     try:
-        draft.mkdir(parents=True, exist_ok=True)
+        make_folder(draft)
         lock = Lock(draft)
         for path in [path for path in draft.iterdir() if path.name != LOCK]:
             # of a start that was killed, before anything was spent
