@@ -175,7 +175,7 @@ class World:
         config = {"out": "all", "corpus": "chats.jsonl", "screen": choice, "train": TRAIN}
         (self.home / "all.yaml").write_text(json.dumps({**config, "attack": {"only": ["audit"], "seed": 1}}))
         self.save("corpus")
-        needed = {*names, *(BEFORE[name] for name in names), "screen"}
+        needed = {*names, *(BEFORE[name] for name in names), "screen", *(["train"] if "run" in names else [])}
         for name in [one for one in COMMANDS if one in needed]:
             self.load(BEFORE[name])
             disk = Disk(self.home)
