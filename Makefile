@@ -9,7 +9,7 @@ AXE := $(VENV)/axe
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 LOCKED := $(PIP) --require-hashes --no-deps --requirement
 
-.PHONY: setup demo test lint coverage mutate bench lock clean
+.PHONY: setup demo test lint coverage mutate faults bench lock clean
 
 setup: $(STAMPS)/dev
 
@@ -66,6 +66,10 @@ coverage: $(STAMPS)/browser
 # A sample of small mistakes in the source, each of which a test should notice; hours
 mutate: $(STAMPS)/dev
 	$(BIN)/python benchmarks/mutation.py
+
+# Faults of the disk and of the process at random moments of five commands; half an hour
+faults: $(STAMPS)/dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/harness.py --points 250 --seed 1 --log faults.jsonl
 
 bench: $(STAMPS)/bench
 	$(BIN)/python benchmarks/accounting.py

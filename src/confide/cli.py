@@ -983,8 +983,9 @@ def _main(arguments: list[str] | None) -> None:
         if isinstance(error, Contradiction):
             more |= {"holds": False, **(error.found or {})}
     except OSError as error:
-        what = "cannot write the answer" if error.filename is None else f"cannot use {error.filename}"
-        code, message = 1, f"{what}: {error.strerror}"
+        code, message = 1, f"cannot write the answer: {error.strerror}"
+        if error.filename is not None:
+            message = f"cannot use {error.filename}: {error.strerror}; mend that, and run the command again"
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (what is left in the buffer cannot be written either)
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's own usage errors

@@ -13,7 +13,8 @@ from typing import Any
 import yaml
 from rich.progress import Progress
 
-from .errors import BadInput
+from .errors import BadInput, ConfideError
+from .rundir import locked, make_folder
 from .training.options import Options
 
 SECTIONS = ("out", "corpus", "screen", "train", "attack")  # the last may be left out
@@ -68,12 +69,16 @@ def _value(name: Any, value: Any, here: Path) -> Any:
 def run_all(path: str | Path, progress: Progress | None = None) -> dict[str, Any]:
     """Screen, then train, in one folder; stages that are whole are not made again, interrupted ones go on."""
     config = read_config(path)
-    with chdir(Path(path).resolve().parent):  # files that a policy names too lie beside the configuration
-        return _run_all(config, progress or Progress(disable=True))
-
-
-def _run_all(config: dict[str, Any], progress: Progress) -> dict[str, Any]:
     out = Path(config["out"])
+    try:
+        make_folder(out)
+    except OSError as error:
+        raise BadInput(f"cannot create the folder {out}: {error.strerror}; name another with out") from None
+    with locked(out), chdir(Path(path).resolve().parent):  # files that a policy names too lie beside the configuration
+        return _run_all(config, out, progress or Progress(disable=True))
+
+
+def _run_all(config: dict[str, Any], out: Path, progress: Progress) -> dict[str, Any]:
     Options.from_plain(config["train"])  # before hours of screening
     chosen = None if "attack" not in config else _attack_options(config["attack"])
     screened = _screen(config, out / "screened", _task(progress, "screening"))
@@ -116,6 +121,7 @@ def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object])
     from .records import Fields
     from .screening import Options as Screening
     from .screening import Screened, screen
+    from .screening.output import write_private
 
     given = dict(config["screen"])
     columns = {
@@ -133,16 +139,19 @@ def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object])
     stamp = folder.parent / "screen.json"
     wanted = json.dumps([config["corpus"], config["screen"]], sort_keys=True)
     if folder.exists():
-        if stamp.exists() and stamp.read_text(encoding="utf-8") != wanted:
-            raise BadInput(f"{folder} was screened with other options; name another folder with out")
+        if stamp.exists() and stamp.read_bytes() != wanted.encode():
+            raise BadInput(f"{folder} was screened with other options, as {stamp} says; name another folder with out")
         return Screened.open(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    stamp.write_text(wanted, encoding="utf-8")
+    try:
+        write_private(stamp, wanted)
+    except OSError as error:
+        raise ConfideError(f"cannot write {stamp}: {error.strerror}; make room, and run the command again") from None
     partial = folder.with_name(folder.name + ".partial")
     return screen(config["corpus"], out=folder, options=options, resume=partial.exists(), tick=tick)
 
 
 def _train(config: dict[str, Any], screened: Any, out: Path, progress: Progress) -> dict[str, Any]:
+    from .models import check_sums
     from .training import Run, make_plan, plan_of, train_plan
 
     options = Options.from_plain(config["train"])
@@ -151,6 +160,7 @@ def _train(config: dict[str, Any], screened: Any, out: Path, progress: Progress)
     if begun:
         plan = plan_of(folder, screened.folder, {f.name: getattr(options, f.name) for f in fields(options)})
         if (folder / "model").exists() and ((folder / "certificate.json").exists() or plan.certificate() is None):
+            check_sums(folder / "model")
             return dict(Run(folder).summary())
     else:
         plan = make_plan(screened, options)

@@ -19,8 +19,8 @@ import yaml
 
 from . import __version__
 from .errors import BadInput, ConfideError
-from .rundir import hold
-from .screening.output import sync_folder, write_private
+from .rundir import LOCK, Lock, sync_folder
+from .screening.output import write_private
 
 PURGED = "purged.json"  # of a run: that it was purged, and of what
 PURGING = "purging.json"  # of a corpus: that it is no longer whole
@@ -35,7 +35,7 @@ OF_A_RUN = {
 }
 STAYS = (
     "config.yaml", "ledger.jsonl", "certificate.json", "certificate-shareable.json", "telemetry.jsonl", "tensorboard",
-    "model", "report-shareable.html", "figures-shareable", PURGED,
+    "model", "report-shareable.html", "figures-shareable", PURGED, LOCK,
 )  # fmt: skip
 OF_A_CORPUS = {
     "public": "text of the public records",
@@ -198,11 +198,12 @@ def _linked(links: dict[str, str]) -> Iterator[str]:
 @contextlib.contextmanager
 def _alone(folder: Path, kind: str) -> Iterator[None]:
     """While no other process trains into a run, or screens into a corpus."""
-    path = folder / ("config.yaml" if kind == "run" else "lock")
-    with contextlib.ExitStack() as stack:
-        for one in (path, folder / "ledger.jsonl"):
-            if one.is_file():
-                stack.enter_context(hold(one))
+    name = LOCK if kind == "run" else "lock"
+    with (
+        contextlib.closing(Lock(folder, name))
+        if kind == "run" or (folder / name).is_file()
+        else contextlib.nullcontext()
+    ):
         yield
 
 

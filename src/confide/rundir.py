@@ -1,16 +1,18 @@
-"""Folders that a command makes for its own output: for their owner only, and for one process at a time."""
+"""Folders that a command makes for its own output: for their owner only, for one process at a time, and on disk when it says so."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
-from .errors import BadInput
+from .errors import BadInput, ConfideError
+
+LOCK = ".lock"
 
 
 def new_folder(folder: Path) -> Path:
@@ -20,7 +22,7 @@ def new_folder(folder: Path) -> Path:
     except FileExistsError:
         raise BadInput(f"{folder} exists and is never overwritten; name a new folder with -o") from None
     except OSError as error:
-        raise BadInput(f"cannot create the folder {folder}: {error.strerror}") from None
+        raise BadInput(f"cannot create the folder {folder}: {error.strerror}; name another with -o") from None
     return folder
 
 
@@ -37,12 +39,60 @@ def owner_only() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_CORE, dump)
 
 
-def hold(path: Path) -> IO[str]:
-    """Lock a file until what is returned is closed, or the process ends; raise if another process has it."""
-    file = path.open(encoding="utf-8")
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Create a folder, and those above it, where they are missing; their names are on disk when this returns."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(mode=mode, parents=True, exist_ok=True)
+    for path in missing:
+        sync_folder(path.parent)
+
+
+class Lock:
+    """A folder that this process alone works in, until `close` or its death. The file stays: to remove it would let two in."""
+
+    def __init__(self, folder: Path, name: str = LOCK) -> None:
+        """Raise `BadInput` if another process holds the folder."""
+        try:
+            self._file = open(os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600), "w")  # noqa: SIM115
+        except OSError as error:
+            raise ConfideError(
+                f"cannot write in {folder}: {error.strerror}; make room or make it writable, and run the command again"
+            ) from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise BadInput(
+                    f"{folder} lies on a disk that cannot lock files ({error.strerror}), so that two processes could change it at "
+                    "once; name a folder on another disk"
+                ) from None
+            raise BadInput(
+                f"another process is at work in {folder}; wait for it to end, or name another folder"
+            ) from None
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@contextlib.contextmanager
+def locked(folder: Path, of: str = "") -> Iterator[None]:
+    """Work in a folder alone. One that is not there, or holds no file `of`, is left to the command to complain about."""
+    with contextlib.closing(Lock(folder)) if (folder / of).exists() else contextlib.nullcontext():
+        yield
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until a folder's names (or a file's content) are on disk."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise BadInput(f"another process is at work in {path.parent}; wait until it has ended") from None
-    return file
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_tree(folder: Path) -> None:
+    """Wait until everything in a folder is on disk, names and contents."""
+    for path in folder.rglob("*"):
+        sync_folder(path)
+    sync_folder(folder)

@@ -314,6 +314,9 @@ def test_text_ends_where_training_ended_it_and_a_models_own_taste_does_not_keep_
 
 def test_a_broken_folder_is_named(gpt2):
     (gpt2 / "config.json").write_text("{")
+    with pytest.raises(BadInput, match=r"gpt2 is damaged: .* as SHA256SUMS says; bring them back"):
+        load_trained(gpt2)
+    (gpt2 / "SHA256SUMS").unlink()  # of another program
     with pytest.raises(BadInput, match="gpt2: cannot load the model"):
         load_trained(gpt2)
     with pytest.raises(BadInput, match="no model there"):

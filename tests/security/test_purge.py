@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
 
@@ -17,7 +18,7 @@ from confide.errors import BadInput, ConfideError
 from confide.experiments.customersim import dialogues, people
 from confide.purging import plan_purge, purge
 from confide.reporting import report
-from confide.rundir import hold
+from confide.rundir import Lock
 from confide.screening import screen
 from confide.training import loop, make_plan, plan_of, train_plan
 
@@ -26,7 +27,15 @@ MODEL = {
     "method": "crt", "noise": 1.0, "delta": 1e-3, "validation_share": 0.1,
 }  # fmt: skip
 GOES = ["attacks.json", "checkpoints", "figures", "report.html", "screened"]
-STAYS = ["certificate-shareable.json", "certificate.json", "config.yaml", "ledger.jsonl", "model", "telemetry.jsonl"]
+STAYS = [
+    ".lock",
+    "certificate-shareable.json",
+    "certificate.json",
+    "config.yaml",
+    "ledger.jsonl",
+    "model",
+    "telemetry.jsonl",
+]
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +167,7 @@ def test_a_screening_that_did_not_end_can_be_purged(home, capsys):
     (partial / "manifest.json").unlink()
     (partial / "plan.json").write_text("{}")
     (partial / "lock").touch()
-    with hold(partial / "lock"):
+    with closing(Lock(partial, "lock")):
         code, _, err = ask(capsys, "purge", partial, "--yes")
         assert code == 2
         assert "another process" in err

@@ -6,6 +6,7 @@ would be false it is not made.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -19,6 +20,7 @@ import numpy as np
 from scipy import optimize
 
 from ..errors import BadInput, ConfideError, Refused
+from ..rundir import sync_folder
 from .assumptions import assumptions, not_promised
 from .ceilings import Ceilings, chance_exposure
 from .curves import ACCOUNTANT, check_delta, gaussian_delta
@@ -94,10 +96,14 @@ def write(certificate: Mapping[str, Any], path: str | Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
+        sync_folder(path.parent)
     except OSError as error:
-        raise ConfideError(f"cannot write the certificate {path}: {error.strerror}") from None
+        raise ConfideError(
+            f"cannot write the certificate {path}: {error.strerror}; make room or make it writable, and run the command again"
+        ) from None
     finally:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def _refuse_ledger(accounts: Accounts) -> None:

@@ -106,7 +106,7 @@ def head_at(path: str | Path, length: int) -> str:
     heads = [head for _, head in _chain(Path(path), _read(Path(path)))]
     if len(heads) < length:
         raise Contradiction(
-            f"the ledger {path} has {len(heads):,} lines where {length:,} were recorded: it was cut off"
+            f"the ledger {path} has {len(heads):,} lines where {length:,} were recorded: it was cut off; bring it back from a backup"
         )
     return heads[length - 1]
 
@@ -115,14 +115,19 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise BadInput(f"cannot read the ledger {path}: {error.strerror}") from None
+        raise BadInput(f"cannot read the ledger {path}: {error.strerror}; bring it back from a backup") from None
 
 
 def _parse(path: Path, data: bytes) -> Ledger:
     if not data:
-        raise BadInput(f"the ledger {path} is empty: the run did not get as far as writing its plan")
+        raise BadInput(
+            f"the ledger {path} is empty: the run did not get as far as writing its plan; bring it back from a backup, or start anew"
+        )
     if not data.endswith(b"\n"):
-        raise Contradiction(f"the ledger {path} ends in the middle of a line: it was cut off")
+        raise Contradiction(
+            f"the ledger {path} ends in the middle of a line: it was cut off; `confide train --resume` mends that if the run was "
+            "interrupted, else bring it back from a backup"
+        )
     links = list(_chain(path, data))
     bodies, head = [body for body, _ in links], links[-1][1]
     return _interpret(path, bodies, head)
@@ -138,13 +143,17 @@ def _chain(path: Path, data: bytes) -> Iterator[tuple[dict[str, Any], str]]:
             stated = record.pop("hash")
             true = _link(head, record)
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-            raise Contradiction(f"the ledger {path} is damaged at line {number}: not a ledger entry") from None
+            raise Contradiction(
+                f"the ledger {path} is damaged at line {number}: not a ledger entry; bring it back from a backup"
+            ) from None
         if not exact:
-            raise Contradiction(f"the ledger {path} is damaged at line {number}: not written by confide")
+            raise Contradiction(
+                f"the ledger {path} is damaged at line {number}: not written by confide; bring it back from a backup"
+            )
         if stated != true:
             raise Contradiction(
                 f"the ledger {path} is broken at line {number}: its hash does not follow from the line before; a line "
-                "was changed, removed or moved"
+                "was changed, removed or moved; bring it back from a backup"
             )
         head = true
         yield record, head
@@ -199,7 +208,7 @@ class LedgerWriter:
                 f"{path} exists: a ledger is never started anew; resume it or choose another folder"
             ) from None
         except OSError as error:
-            raise BadInput(f"cannot create the ledger {path}: {error.strerror}") from None
+            raise BadInput(f"cannot create the ledger {path}: {error.strerror}; name another folder") from None
         writer = cls(path, descriptor)
         writer._lock()
         plan = [_plain(phase, event) for phase, event in planned]
@@ -218,7 +227,9 @@ class LedgerWriter:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
         except OSError as error:
-            raise BadInput(f"cannot open the ledger {path}: {error.strerror}") from None
+            raise BadInput(
+                f"cannot open the ledger {path}: {error.strerror}; make it readable and writable, or bring it back from a backup"
+            ) from None
         writer = cls(path, descriptor)
         try:
             writer._lock()
@@ -267,5 +278,7 @@ class LedgerWriter:
         except OSError as error:
             with contextlib.suppress(OSError):  # a torn line must not stay in front of later ones
                 os.ftruncate(self._descriptor, end)
-            raise ConfideError(f"cannot write the ledger {self.path}: {error.strerror}; no step was taken") from None
+            raise ConfideError(
+                f"cannot write the ledger {self.path}: {error.strerror}; no step was taken. Make room, then go on with --resume"
+            ) from None
         self.length, self.head = self.length + 1, head

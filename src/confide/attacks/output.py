@@ -26,7 +26,9 @@ def write_attacks(path: Path, found: dict[str, Any]) -> None:
     try:
         write_private(path, json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     except OSError as error:
-        raise ConfideError(f"cannot write {path}: {error.strerror}") from None
+        raise ConfideError(
+            f"cannot write {path}: {error.strerror}; make room or make it writable, and attack again"
+        ) from None
 
 
 def read_attacks(path: Path) -> dict[str, Any]:

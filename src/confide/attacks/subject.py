@@ -74,7 +74,8 @@ class Canaries:
             raise BadInput(f"{error.filename}: no such file; {made}") from None
         except (OSError, ValueError, KeyError, TypeError):
             raise BadInput(
-                f"{path} (or coins.json beside it) is no list of canaries: it holds a format and canaries, each with its secret"
+                f"{path} (or coins.json beside it) is no list of canaries, which holds a format and canaries, each with its secret; bring it "
+                "back from a backup: new canaries say nothing about a model that was trained"
             ) from None
         if not secrets or min(found.copies) < 1 or (present is not None and len(present) != len(secrets)):
             raise BadInput(

@@ -15,6 +15,7 @@ from ..models import load_trained
 from ..models.loading import refuse_other_models
 from ..models.tokens import BUILT_IN, texts_of
 from ..policies import load
+from ..rundir import locked
 from ..training.run import CONFIG, Run, new_model
 from .candidates import Candidate
 from .likelihood import Row, context, text_row
@@ -35,6 +36,11 @@ def attack(run: str | Path | Run, **choices: Any) -> dict[str, Any]:
     """
     options = Options(**choices)
     folder = run.folder if isinstance(run, Run) else Path(run)
+    with locked(folder, CONFIG):
+        return _attack(folder, options)
+
+
+def _attack(folder: Path, options: Options) -> dict[str, Any]:
     subject = Subject.open(folder)
     policy = None if options.secrets is None else load(options.secrets)
     foreign = None if options.held_out is None else screened_alike(subject, options.held_out)

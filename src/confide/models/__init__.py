@@ -18,7 +18,7 @@ try:
 except ImportError as error:
     raise ConfideError(f"models need {error.name}; install it with: pip install 'confide[train]'") from None
 
-from .loading import Lora, build, load_trained, longest, save
+from .loading import Lora, build, check_sums, load_trained, longest, save, save_tokenizer
 from .lstm import LstmConfig, LstmForCausalLM, LstmModel, LstmState
 from .tokens import add_placeholders, encode, load_tokenizer, prepare
 
@@ -35,10 +35,12 @@ __all__ = [
     "LstmState",
     "add_placeholders",
     "build",
+    "check_sums",
     "encode",
     "load_tokenizer",
     "load_trained",
     "longest",
     "prepare",
     "save",
+    "save_tokenizer",
 ]

@@ -6,6 +6,7 @@ Only configurations and safetensors are read, never pickles. What is random come
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from .lstm import LstmConfig, LstmForCausalLM
 from .tokens import BUILT_IN, own_vocabulary, pretrained, room, source, why
 
 TASKS = ("causal", "classify")
+SUMS = "SHA256SUMS"
 SMALLER = 0.9  # a pretrained model may have some more rows than its tokenizer has tokens, not this many
 GPT2_TINY = {"n_layer": 4, "n_embd": 128, "n_head": 4, "n_positions": 256}
 ADAPTER = "{spec} holds an adapter to another model; merge it first (PEFT's merge_and_unload) and save the whole model"
@@ -384,23 +386,65 @@ def _adapted(model: Any, lora: Lora, spec: str, task: str) -> Any:
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write a plain `from_pretrained` folder; LoRA is merged into the weights, in a copy."""
+    """Write a plain `from_pretrained` folder, and its files' digests; LoRA is merged into the weights, in a copy."""
     if hasattr(model, "merge_and_unload"):
         model = copy.deepcopy(model).merge_and_unload()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with quiet():
             model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
+        save_tokenizer(tokenizer, folder)
     except OSError as error:
-        raise ConfideError(f"{folder}: the model cannot be written: {error.strerror or error}") from None
+        raise ConfideError(
+            f"{folder}: the model cannot be written: {error.strerror or error}; make room or make it writable, then go on with --resume"
+        ) from None
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer, and the digests of all that lies there then; a failure of the disk is an `OSError`."""
+    try:
+        with quiet():
+            tokenizer.save_pretrained(folder)
+    except Exception as error:
+        if type(error) is not Exception:  # the tokenizers library says nothing more of a full disk
+            raise
+        raise OSError(0, str(error), str(folder)) from None
+    write_sums(folder)
+
+
+def write_sums(folder: Path) -> None:
+    """Write the digests of a folder's files beside them, as `sha256sum` does."""
+    digests = {path.name: _digest(path) for path in sorted(folder.iterdir()) if path.name != SUMS}
+    (folder / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in digests.items()))
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_sums(folder: Path, remedy: str = "`confide train --resume` writes the model of a run again") -> None:
+    """Raise if a file is not as `save` wrote it. A folder without digests, of an older confide or another program, is taken as it is."""
+    if not (folder / SUMS).is_file():
+        return
+    try:
+        for line in (folder / SUMS).read_text("utf-8").splitlines():
+            digest, name = line.split("  ", 1)
+            if Path(name).name != name or _digest(folder / name) != digest:
+                raise ValueError
+    except (OSError, ValueError):
+        raise BadInput(
+            f"{folder} is damaged: its files are not those that were written, as {SUMS} says; bring them back from a backup, or {remedy} "
+            f"(if you changed them yourself, remove {SUMS})"
+        ) from None
 
 
 def load_trained(folder: Path | str) -> tuple[Any, Any]:
     """The model of a folder that `save` wrote, ready to be used, and its tokenizer."""
     folder = Path(folder)
     if not (folder / "config.json").is_file():
-        raise BadInput(f"{folder}: no model there (config.json)")
+        raise BadInput(f"{folder}: no model there (config.json); name a run or the folder of a model")
+    check_sums(folder)
     with quiet():
         config = _read_config(str(folder))
         task = "classify" if any("Classification" in name for name in config.architectures or ()) else "causal"

@@ -191,7 +191,7 @@ def why(spec: str, error: Exception, what: str) -> str:
             f"{spec}: no such folder, and the model hub cannot be reached or does not know it; give the path of a folder, or check "
             "the name and the connection"
         )
-    return f"{spec}: cannot load the {what}: {_first_line(error)}"
+    return f"{spec}: cannot load the {what}: {_first_line(error)}; if its files are damaged, bring them back from where they came"
 
 
 def _first_line(error: Exception) -> str:

@@ -25,9 +25,13 @@ def write_card(folder: Path, found: Found) -> Path | None:
         return None
     path = folder / "model" / "README.md"
     try:
-        path.write_text(card(found), encoding="utf-8")
+        draft = path.with_name(f"{path.name}.new")
+        draft.write_text(card(found), encoding="utf-8")
+        draft.replace(path)
     except OSError as error:
-        raise ConfideError(f"cannot write {path}: {error.strerror}") from None
+        raise ConfideError(
+            f"cannot write {path}: {error.strerror}; make room or make it writable, and run the command again"
+        ) from None
     return path
 
 

@@ -13,6 +13,7 @@ from .. import __version__
 from ..accounting import issue, read_ledger
 from ..accounting import write as write_certificate
 from ..errors import BadInput, ConfideError
+from ..rundir import locked
 from ..screening.output import write_private
 from . import wording
 from .attack_lines import audits, lines, strongest
@@ -62,18 +63,24 @@ def report(
         path = Path(out) if out is not None else folders[0].resolve().parent / f"comparison{suffix}.html"
         page = environment.get_template("compare.html.j2").render(**_common(shareable), **compare(shown, found))
         return _write(path, page)
-    folder, one = folders[0], shown[0]
-    beside, left = siblings(found[0])
+    with locked(folders[0], "config.yaml"):
+        return _report(folders[0], shown[0], found[0], out, shareable)
+
+
+def _report(folder: Path, one: Found, found: Found, out: str | Path | None, shareable: bool) -> Path:
+    """Write a run's own page, and what lies beside it."""
+    suffix = "-shareable" if shareable else ""
+    beside, left = siblings(found)
     if shareable:
         beside = [other for other in map(only_shareable, beside) if other.utility is not None]
         left = []
     drawn = charts(one, beside)
     _write_figures(folder / f"figures{suffix}", drawn)
-    write_card(folder, one if shareable else only_shareable(found[0]))
-    _write_certificate(folder, found[0])
+    write_card(folder, one if shareable else only_shareable(found))
+    _write_certificate(folder, found)
     path = Path(out) if out is not None else folder / f"report{suffix}.html"
     context = {**_common(shareable), **_context(one, beside, drawn), "left": left}
-    return _write(path, environment.get_template("report.html.j2").render(context))
+    return _write(path, _environment().get_template("report.html.j2").render(context))
 
 
 def _write_certificate(folder: Path, found: Found) -> None:
@@ -196,7 +203,7 @@ def _write(path: Path, text: str) -> Path:
     try:
         write_private(path, text)
     except OSError as error:
-        raise ConfideError(f"cannot write {path}: {error.strerror}; name another place with -o") from None
+        raise ConfideError(f"cannot write {path}: {error.strerror}; make room, or name another place with -o") from None
     return path
 
 
@@ -212,4 +219,6 @@ def _write_figures(folder: Path, drawn: Mapping[str, Chart]) -> None:
                 ) as file:
                     file.write(content)
     except OSError as error:
-        raise ConfideError(f"cannot write {folder}: {error.strerror}") from None
+        raise ConfideError(
+            f"cannot write {folder}: {error.strerror}; make room or make it writable, and run the command again"
+        ) from None

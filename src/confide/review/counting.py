@@ -29,6 +29,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from ..accounting.missrate import SKIPPED, Review, bound_of_kinds, flags_all
+from ..errors import ConfideError
 from ..screening.output import write_private
 from .records import Secret, Shown
 from .store import OTHER, State, Store
@@ -290,8 +291,14 @@ def _by_type(store: Store, draws: Draws) -> dict[str, Any]:
 
 def save(store: Store, draws: Draws | None = None) -> dict[str, Any]:
     """Write `review.json` beside the review, whole or not at all, for its owner only."""
-    found = result(store, draws)
-    write_private(store.screened.folder / "review.json", json.dumps(found) + "\n")
+    found, path = result(store, draws), store.screened.folder / "review.json"
+    try:
+        write_private(path, json.dumps(found) + "\n")
+    except OSError as error:
+        raise ConfideError(
+            f"answers are saved, but {path} cannot be written: {error.strerror}; make room or make it writable, and go on: it is "
+            "written with the next answer, or by `confide review`"
+        ) from None
     return found
 
 

@@ -8,7 +8,7 @@ import socket
 import threading
 import webbrowser
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +80,8 @@ def serve(
             except KeyboardInterrupt:
                 pass
             finally:
-                doorway.unlink(missing_ok=True)
+                with suppress(OSError):
+                    doorway.unlink(missing_ok=True)
                 store.refresh()
                 found = keep(store, counted(store))
     return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,6 +71,12 @@ def manifest(
         "digest": digest,
         "warnings": _warnings(options, policy, conservative, counts, private),
     }
+
+
+def checksum(manifest: Mapping[str, Any]) -> str:
+    """Of everything else in a manifest: a certificate rests on it, and disks forget bits."""
+    rest = {name: value for name, value in manifest.items() if name != "checksum"}
+    return blake2b(json.dumps(rest, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def policy_files(policy: Policy, key: bytes) -> list[dict[str, str]]:

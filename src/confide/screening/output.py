@@ -7,7 +7,6 @@ folder, from which `--resume` goes on; nothing ever looks whole that is not.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -20,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import BadInput
+from ..rundir import Lock, make_folder, sync_folder
 from .batches import SCHEMA
 
 FILE_ROWS = 1 << 18
@@ -31,7 +31,7 @@ PARTS = {"public": ("id", "text", "group", "turns"), "private": ("id", "text", "
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file for its owner only, whole or not at all."""
+    """Write a file for its owner only, whole or not at all; on disk when this returns."""
     waiting = path.with_name(path.name + ".new")
     waiting.unlink(missing_ok=True)
     with os.fdopen(os.open(waiting, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
@@ -39,6 +39,7 @@ def write_private(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(waiting, path)
+    sync_folder(path.parent)
 
 
 def write_table(path: Path, table: pa.Table, key: bytes) -> None:
@@ -55,6 +56,7 @@ def write_table(path: Path, table: pa.Table, key: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(waiting, path)
+    sync_folder(path.parent)
 
 
 def read_table(path: Path, key: bytes | None) -> pa.Table | None:
@@ -90,8 +92,9 @@ class Parts:
             self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
             # No statistics: a column's least and greatest text would stand in the file's footer.
             self._writer = pq.ParquetWriter(
-                self._file, self._schema, compression="zstd", compression_level=1, write_statistics=False
-            )
+                self._file, self._schema, compression="zstd", compression_level=1, write_statistics=False,
+                write_page_checksum=True,
+            )  # fmt: skip
             self._files += 1
             self._rows = 0
         self._writer.write_table(table.select(list(self._columns)).replace_schema_metadata())
@@ -112,7 +115,18 @@ class Parts:
             path = self._folder / "00000.parquet"
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 pq.write_table(self._schema.empty_table(), file)
+                file.flush()
+                os.fsync(file.fileno())
         self.close()
+        sync_folder(self._folder)  # before a manifest says that all is there
+
+    def abandon(self) -> None:
+        """Write no more: after a failure of the disk an open writer would try once again when it is forgotten, and complain."""
+        if self._writer is not None:
+            self._writer.is_open = False
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._writer = None
 
 
 @contextlib.contextmanager
@@ -124,15 +138,12 @@ def partial_folder(out: Path, plan: dict[str, Any], resume: bool) -> Iterator[Pa
     if out.exists():
         raise BadInput(f"{out} exists and is never overwritten; name a new folder with -o")
     if folder.exists() and not resume:
+        Lock(folder, "lock").close()  # raises while another process is at work there: nobody may remove it then
         raise BadInput(f"{folder} holds a screening that did not end; complete it with --resume, or remove that folder")
     if resume and not folder.exists():
         raise BadInput(f"there is nothing to resume: {folder} does not exist")
     _make(folder)
-    with open(os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600), "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise BadInput(f"another process is screening into {folder}") from None
+    with contextlib.closing(Lock(folder, "lock")):
         _same_plan(folder, plan)
         try:
             yield folder
@@ -144,10 +155,10 @@ def partial_folder(out: Path, plan: dict[str, Any], resume: bool) -> Iterator[Pa
 
 def _make(folder: Path) -> None:
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (folder / "work").mkdir(mode=0o700, exist_ok=True)
+        for path in (folder, folder / "work"):
+            make_folder(path, mode=0o700)  # hours of work must not hang on a name that is not on disk
     except OSError as error:
-        raise BadInput(f"cannot create the folder {folder}: {error.strerror}") from None
+        raise BadInput(f"cannot create the folder {folder}: {error.strerror}; name another with -o") from None
 
 
 def _same_plan(folder: Path, plan: dict[str, Any]) -> None:
@@ -170,17 +181,10 @@ def _same_plan(folder: Path, plan: dict[str, Any]) -> None:
 def finish(folder: Path, out: Path) -> None:
     """Take away what was only for the work, and give the folder its name. From here on it is whole."""
     shutil.rmtree(folder / "work", ignore_errors=True)
-    (folder / "lock").unlink(missing_ok=True)
     for path in (folder / "public", folder / "private", folder):
         sync_folder(path)
     os.rename(folder, out)
-    (out / "plan.json").unlink()
     sync_folder(out.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with contextlib.suppress(OSError):  # it is whole without that
+        (out / "plan.json").unlink()
+        (out / "lock").unlink()

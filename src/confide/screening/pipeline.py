@@ -29,7 +29,7 @@ from .batches import DIGEST, content_digest, notes_of
 from .canaries import CanaryChunk, canary_chunk, parse_canaries, plant
 from .dedup import Bloom, Shuffle, bloom_copies, verified_copies
 from .executors import Executor, Job, executor
-from .manifest import Filter, manifest, policy_files
+from .manifest import Filter, checksum, manifest, policy_files
 from .options import CHUNK, Options
 from .output import SENSITIVE, Parts, finish, partial_folder, read_table, write_private, write_table
 from .slots import IDENTITY, PRIVATE, PUBLIC, Later, Marked, enter, enter_ids, flat_digests
@@ -54,12 +54,15 @@ class Screened:
         """Open a folder that `screen` has written."""
         folder = Path(folder)
         try:
-            return cls(folder, json.loads((folder / "manifest.json").read_text("utf-8")))
+            found = json.loads((folder / "manifest.json").read_text("utf-8"))
+            if "checksum" in found and found["checksum"] != checksum(found):
+                raise ValueError
+            return cls(folder, found)
         except OSError:
             raise BadInput(
                 f"{folder} is no screened corpus: it has no manifest.json; make one with `confide screen`"
             ) from None
-        except ValueError:
+        except (ValueError, TypeError, RecursionError):
             raise BadInput(f"{folder / 'manifest.json'} is damaged; screen the corpus again") from None
 
     def batches(
@@ -67,8 +70,11 @@ class Screened:
     ) -> Iterator[pa.RecordBatch]:
         """The records of a part in their order, at most so many `rows` at once; only the columns asked for are read."""
         for path in sorted((self.folder / part).glob("*.parquet")):
-            with pq.ParquetFile(path) as file:
-                yield from file.iter_batches(rows, columns=list(columns))
+            try:
+                with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                    yield from file.iter_batches(rows, columns=list(columns))
+            except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+                raise BadInput(f"{path} cannot be read ({type(error).__name__}); screen the corpus again") from None
 
     def setting(self, **training: Any) -> Setting:
         """What a certificate must know about this corpus, joined with a run's choices (method, clipping norm, …)."""
@@ -124,6 +130,7 @@ def screen(
                 work.run(run)
             manifest = work.write(found, conservative, given_key)
             manifest["policy"]["files"], manifest["conservative"]["files"] = made_from
+            manifest["checksum"] = checksum(manifest)
             write_private(folder / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
         finish(folder, out)
     return Screened.open(out)
@@ -139,6 +146,16 @@ def _disk(out: Path) -> Iterator[None]:
         raise ConfideError(
             f"cannot write {out}: {reason}; what is done is kept in {out}.partial: go on with --resume"
         ) from None
+
+
+@contextlib.contextmanager
+def _or_abandoned(*parts: Parts) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        for part in parts:
+            part.abandon()
+        raise
 
 
 def _workers(files: Sequence[Source]) -> int:
@@ -198,7 +215,12 @@ class _Work:
         if not all(path.exists() for path in paths):
             for path, plain in zip(paths, plant(parse_canaries(self.options.canaries)), strict=True):
                 write_private(path, json.dumps(plain, indent=1) + "\n")
-        planted, coins = (json.loads(path.read_text()) for path in paths)
+        try:
+            planted, coins = (dict(json.loads(path.read_text("utf-8"))) for path in paths)
+        except (ValueError, TypeError):
+            raise BadInput(
+                f"{paths[0]} or coins.json beside it is damaged; remove {self.folder} and screen again"
+            ) from None
         return planted, coins
 
     def _chunks(self) -> Iterator[Chunk | CanaryChunk]:
@@ -290,7 +312,7 @@ class _Work:
         """Deduplicate what was screened and write both parts. Out: the manifest."""
         labels = self.options.fields.label is not None
         public, private = Parts(self.folder, "public", labels), Parts(self.folder, "private", labels)
-        with Shuffle(self._fresh("dedup")) as shuffle:
+        with _or_abandoned(public, private), Shuffle(self._fresh("dedup")) as shuffle:
             for number in range(self.chunks if self.ids_given else 0):
                 enter_ids(shuffle, self._read(number), number)
             units = self._enter(shuffle, Later(shuffle.later_copies(IDENTITY)))
@@ -307,8 +329,8 @@ class _Work:
                 private.write(table.filter(flags))
                 total += _total(table)
                 self.counts["mask-only"] += pc.sum(pc.and_(flags, pc.equal(table["text"], MASK))).as_py() or 0
-        public.finish()
-        private.finish()
+            public.finish()
+            private.finish()
         if not public.records + private.records:
             raise BadInput("the corpus is empty: no row of it could be used")
         digest = f"{total % (1 << 256):064x}"

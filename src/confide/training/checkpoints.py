@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from ..accounting.ledger import canonical, head_at
 from ..errors import BadInput, ConfideError, Contradiction
-from ..screening.output import sync_folder
+from ..rundir import sync_folder
 
 FORMAT = 1
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"

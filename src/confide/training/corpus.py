@@ -6,6 +6,7 @@ So the private part need not fit into memory, and no step of training touches te
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..errors import BadInput, ConfideError
 from ..policies import Finding, merged
 from ..records import Turn
+from ..rundir import sync_folder
 from ..screening.output import SENSITIVE, write_private
 from ..screening.pipeline import Screened
 from ..screening.treatment import redact
@@ -187,7 +189,7 @@ def tokenise(
     """
     name = fingerprint(screened, source, encoder)
     if Path(folder).exists():
-        found = TokenFile.open(folder)
+        found = TokenFile.open(folder, checked=True)
         if found.fingerprint != name:
             raise BadInput(f"{folder} holds tokens of another corpus or made in another way; name another folder")
         tick(len(found))
@@ -238,14 +240,16 @@ class TokenFile:
                     file.flush()
                     os.fsync(file.fileno())
             header = {"format": FORMAT, "fingerprint": fingerprint, "records": count, "tokens": tokens}
-            header |= {"longest": longest, "classify": True in kinds}
+            header |= {"longest": longest, "classify": True in kinds, "digests": _digests(partial)}
             write_private(partial / "header.json", json.dumps(header) + "\n")
             os.rename(partial, folder)
+            for path in (folder.parent, folder.parent.parent):
+                sync_folder(path)
         return cls.open(folder)
 
     @classmethod
-    def open(cls, folder: str | Path) -> TokenFile:
-        """Map what `write` has written; a file that is not whole is refused."""
+    def open(cls, folder: str | Path, checked: bool = False) -> TokenFile:
+        """Map what `write` has written; a file that is not whole is refused. `checked`: every byte of it is looked at."""
         folder = Path(folder)
         try:
             header = json.loads((folder / "header.json").read_text())
@@ -257,6 +261,7 @@ class TokenFile:
             whole = header["format"] == FORMAT and {"classify", "fingerprint"} <= header.keys() and offsets[0] == 0
             whole = whole and offsets[-1] == tokens and bool(np.all(lengths > 0))
             whole = whole and longest == (lengths.max() if count else 0)
+            whole = whole and (not checked or header.get("digests") in (None, _digests(folder)))
         except FileNotFoundError:
             raise BadInput(f"{folder} holds no tokens; remove it, and they are made again") from None
         except (OSError, ValueError, KeyError, TypeError):
@@ -314,6 +319,14 @@ class TokenFile:
         return found
 
 
+def _digests(folder: Path) -> dict[str, str]:
+    found = {}
+    for name in _FILES:
+        with open(folder / f"{name}.bin", "rb") as file:
+            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
 def _new(path: Path) -> IO[bytes]:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=1 << 20)
 
@@ -329,4 +342,6 @@ def _disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfideError(f"cannot write the tokens {folder}: {error.strerror or type(error).__name__}") from None
+        raise ConfideError(
+            f"cannot write the tokens {folder}: {error.strerror or type(error).__name__}; make room, then go on with --resume"
+        ) from None

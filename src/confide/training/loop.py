@@ -254,6 +254,8 @@ class Work:
         state = {"phase": self._phase, "annealing": self.annealing.to_plain(), "best": self.best}
         ledger = None if self.ledger is None else {"length": self.ledger.length, "head": self.ledger.head}
         folder = self.prepared.folder / CHECKPOINTS
+        if self.telemetry is not None:
+            self.telemetry.sync()
         checkpoints.save(folder, self.model, self.optimizer, state, ledger, slots=self.done)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +21,21 @@ from torch import Tensor
 from .. import __version__
 from ..accounting import LedgerWriter, issue, read_ledger, write
 from ..errors import BadInput, ConfideError, Refused
-from ..models import Lora, add_placeholders, build, load_tokenizer, load_trained, longest, prepare, save
+from ..models import (
+    Lora,
+    add_placeholders,
+    build,
+    check_sums,
+    load_tokenizer,
+    load_trained,
+    longest,
+    prepare,
+    save,
+    save_tokenizer,
+)
 from ..models.tokens import BUILT_IN, pretrained
 from ..purging import PURGED
-from ..rundir import hold, new_folder
+from ..rundir import LOCK, Lock, make_folder, sync_folder, sync_tree
 from ..screening.output import write_private
 from . import byhand, processes, sdp, selective
 from .corpus import Encoder, Example, Source, TokenFile, fingerprint, tokenise
@@ -33,6 +44,7 @@ from .holdout import split_rows
 from .options import Options, listed, option
 from .phases import Phase
 from .planning import TrainingPlan, plan
+from .telemetry import read_telemetry
 from .validation import outside
 
 CONFIG, LEDGER, CHECKPOINTS, TOKENS = "config.yaml", "ledger.jsonl", "checkpoints", "screened"
@@ -59,14 +71,14 @@ class Run:
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
     def telemetry(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "telemetry.jsonl").read_text(encoding="utf-8").splitlines()]
+        return read_telemetry(self.folder / "telemetry.jsonl")
 
     def summary(self) -> dict[str, Any]:
         """What became of the run, in public numbers."""
         config = yaml.safe_load((self.folder / CONFIG).read_text(encoding="utf-8"))
         certificate, lines = self.certificate, self.telemetry()
         validated = [line for line in lines if line.get("validation_loss") is not None]
-        if config["options"]["keep"] == "best":
+        if config["options"]["keep"] == "best" and validated:
             phase = [line for line in validated if line["phase"] == validated[-1]["phase"]]
             validated = sorted(phase, key=lambda line: -float(line["validation_loss"]))
         found: dict[str, Any] = {
@@ -122,8 +134,8 @@ class Prepared:
     tokenizer: Any
     placeholders: dict[str, int]
     device: torch.device
-    ledger: LedgerWriter | None = None  # rank 0 alone has it, and the lock
-    lock: IO[str] | None = None
+    ledger: LedgerWriter | None = None  # rank 0 alone has it
+    lock: Lock | None = None  # so does it this
     resumed: bool = False
     tick: Tick = lambda records: None
 
@@ -134,9 +146,9 @@ class Prepared:
 
     def close(self) -> None:
         """Let go of the ledger and the folder, so that the run can be resumed in this very process."""
-        for one in (self.ledger, self.lock):
-            if one is not None:
-                one.close()
+        for held in (self.ledger, self.lock):
+            if held is not None:
+                held.close()
 
     @property
     def max_length(self) -> int:
@@ -208,20 +220,35 @@ class Prepared:
 
 
 def _made(folder: Path, records: Callable[[], Iterator[Any]]) -> TokenFile:
-    processes.shared(lambda: folder if folder.exists() else TokenFile.write(folder, records()).folder)
+    def make() -> None:
+        TokenFile.open(folder, checked=True) if folder.exists() else TokenFile.write(folder, records())
+
+    processes.shared(make)
     return TokenFile.open(folder)
 
 
 def prepare_run(plan: TrainingPlan, folder: Path, resume: bool, tick: Tick) -> Prepared:
     """Everything that a run needs, in a new folder or in the one that is resumed."""
     processes.shared(lambda: _check_folder(folder, resume))  # one looks, before one of them makes it
+    held: list[Lock] = []
+    processes.shared(lambda: held.append(Lock(folder)) if resume else None)
+    try:
+        return _prepared(plan, folder, resume, tick, held[0] if held else None)
+    except BaseException:
+        for lock in held:
+            lock.close()
+        raise
+
+
+def _prepared(plan: TrainingPlan, folder: Path, resume: bool, tick: Tick, lock: Lock | None) -> Prepared:
     if resume:
+        check_sums(folder / CHECKPOINTS / "tokenizer", "start a new run")
         tokenizer, kind = prepare(pretrained(str(folder / CHECKPOINTS / "tokenizer"))), ""
         placeholders = placeholders_of(plan, tokenizer)
     else:
         tokenizer, kind, placeholders = new_tokenizer(plan)
     model, device = new_model(plan, tokenizer)
-    prepared = Prepared(plan, folder, model, tokenizer, placeholders, device, resumed=resume, tick=tick)
+    prepared = Prepared(plan, folder, model, tokenizer, placeholders, device, lock=lock, resumed=resume, tick=tick)
     _refuse_turns(prepared)
     processes.shared(lambda: _start(prepared, kind, resume))
     return prepared
@@ -324,19 +351,38 @@ def _start(prepared: Prepared, kind: str, resume: bool) -> None:
     """Make the folder, its configuration and its ledger, all of it or nothing; or open them again."""
     plan, folder = prepared.plan, prepared.folder
     if not resume:
-        draft = folder.with_name(f".{folder.name}.partial")
-        try:
-            shutil.rmtree(draft, ignore_errors=True)  # of a start that was killed, before anything was spent
-            new_folder(draft)
-            _begin(prepared, draft, kind)
-            os.rename(draft, folder)
-        except OSError as error:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise ConfideError(f"cannot write {folder}: {error.strerror or error}; nothing was trained") from None
-    prepared.lock = hold(folder / CONFIG)
+        prepared.lock = _draft(prepared, kind)
     if resume:
         _refuse_another_run(prepared)
     prepared.ledger = LedgerWriter.resume(folder / LEDGER) if plan.planned else None
+
+
+def _draft(prepared: Prepared, kind: str) -> Lock:
+    """Make a new run under another name, and give it its own when everything is on disk. Out: its lock, which goes with it."""
+    folder = prepared.folder
+    draft = folder.with_name(f".{folder.name}.partial")
+    lock = None
+    try:
+        make_folder(draft, 0o700)
+        lock = Lock(draft)
+        for path in [path for path in draft.iterdir() if path.name != LOCK]:
+            # of a start that was killed, before anything was spent
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        _begin(prepared, draft, kind)
+        sync_tree(draft)
+        _check_folder(folder, resume=False)  # another process may have been faster
+        os.rename(draft, folder)
+        sync_folder(folder.parent)
+    except BaseException as error:
+        if lock is not None:
+            shutil.rmtree(draft, ignore_errors=True)
+            lock.close()
+        if not isinstance(error, OSError):
+            raise
+        raise ConfideError(
+            f"cannot write {folder}: {error.strerror or error}; nothing was trained. Make room or name another folder with -o"
+        ) from None
+    return lock
 
 
 def _refuse_another_run(prepared: Prepared) -> None:
@@ -356,7 +402,7 @@ def _begin(prepared: Prepared, folder: Path, kind: str) -> None:
     plan = prepared.plan
     folder.chmod(0o700)
     (folder / CHECKPOINTS).mkdir(mode=0o700)
-    prepared.tokenizer.save_pretrained(folder / CHECKPOINTS / "tokenizer")
+    save_tokenizer(prepared.tokenizer, folder / CHECKPOINTS / "tokenizer")
     config = {
         "confide": __version__,
         "screened": str(plan.screened.folder.resolve()),
@@ -432,6 +478,7 @@ def finish(prepared: Prepared) -> Run:
         folder, options = prepared.folder, prepared.plan.options
         best = folder / "best"
         if options.keep == "best" and best.exists():
+            check_sums(best, "remove it, and `confide train --resume` keeps the last state of the model instead")
             put_in_place(folder / "model", lambda draft: shutil.copytree(best, draft))
         else:
             put_in_place(folder / "model", lambda draft: save(prepared.model, prepared.tokenizer, draft))
@@ -452,8 +499,10 @@ def put_in_place(folder: Path, make: Callable[[Path], object]) -> None:
     try:
         shutil.rmtree(draft, ignore_errors=True)
         make(draft)
+        sync_tree(draft)
         shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
+        sync_folder(folder.parent)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise ConfideError(f"cannot write {folder}: {reason}; make room, then go on with --resume") from None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfideError
+from ..rundir import sync_folder
 
 # guarantees §7: no loss, norm, share or size of anything private, no seeds, no times of steps.
 ALLOWED = frozenset(
@@ -31,11 +32,13 @@ class Telemetry:
 
     def __init__(self, path: Path, slot: int, board: Path | None = None) -> None:
         self.path = path
-        kept = [line for line in _lines(path) if json.loads(line)["slot"] <= slot] if slot else []
+        kept = [one for one in read_telemetry(path) if one["slot"] <= slot] if slot else []
         draft = path.with_name(f"{path.name}.partial")
         with _disk(path):
-            draft.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            draft.write_text("".join(json.dumps(one) + "\n" for one in kept), encoding="utf-8")
+            sync_folder(draft)
             draft.replace(path)
+            sync_folder(path.parent)
         self._board = None if board is None else _board(board)
 
     def write(self, **values: Any) -> None:
@@ -51,6 +54,11 @@ class Telemetry:
                     # Without the time: how long a private step takes depends on its draw.
                     self._board.add_scalar(name, value, values["slot"], walltime=float(values["slot"]))
 
+    def sync(self) -> None:
+        """Wait until all lines are on disk: those before a checkpoint are never written again."""
+        with _disk(self.path):
+            sync_folder(self.path)
+
     def close(self) -> None:
         if self._board is not None:
             self._board.close()
@@ -64,12 +72,15 @@ def _disk(path: Path) -> Iterator[None]:
         raise ConfideError(f"cannot write {path}: {error.strerror}; make room, then go on with --resume") from None
 
 
-def _lines(path: Path) -> list[str]:
-    """Whole lines only: a kill may have left half of one."""
-    if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8")
-    return text[: text.rfind("\n") + 1].splitlines()
+def read_telemetry(path: Path) -> list[dict[str, Any]]:
+    """The lines that are whole: a kill may have left half of one, and a bad disk worse."""
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] if path.exists() else ():
+        with contextlib.suppress(ValueError, RecursionError):
+            one = json.loads(line)
+            if isinstance(one, dict) and isinstance(one.get("slot"), int):
+                found.append(one)
+    return found
 
 
 def _board(folder: Path) -> Any:
