@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from rich.progress import Progress
 
-from .errors import BadInput
+from .errors import BadInput, printable
 from .training.options import Options
 
 SECTIONS = ("out", "corpus", "screen", "train", "attack")  # the last may be left out
@@ -150,6 +150,6 @@ def _train(config: dict[str, Any], screened: Any, out: Path, progress: Progress)
     steps = progress.add_task("training", total=None)
     run = train_plan(
         plan, folder, resume=begun, tick=lambda done, total: progress.update(steps, completed=done, total=total),
-        reading=_task(progress, "reading"), say=lambda note: progress.console.print(f"note: {note}", markup=False),
+        reading=_task(progress, "reading"), say=lambda note: progress.console.print(f"note: {printable(note)}", markup=False),
     )  # fmt: skip
     return dict(run.summary())
