@@ -6,7 +6,7 @@ STAMPS := $(VENV)/.stamps
 WORKERS ?= 2
 AXE := $(VENV)/axe
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint fuzz bench clean
 
 setup: $(STAMPS)/dev
 
@@ -48,6 +48,10 @@ lint: $(STAMPS)/dev
 
 test: lint $(STAMPS)/browser
 	OMP_NUM_THREADS=1 CONFIDE_AXE=$$(ls $(AXE)/node_modules/axe-core/axe.min.js 2>/dev/null) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile
+
+# a hundred thousand hostile cases: corpora, policies, configurations, ledgers, certificates, reviews, options
+fuzz: $(STAMPS)/dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/hostile/fuzz.py --cases 100000 --log fuzz.jsonl
 
 bench: $(STAMPS)/bench
 	$(BIN)/python benchmarks/accounting.py

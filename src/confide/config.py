@@ -9,10 +9,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.progress import Progress
 
 from .errors import BadInput, printable
+from .plain_yaml import read_yaml
 from .training.options import Options
 
 SECTIONS = ("out", "corpus", "screen", "train", "attack")  # the last may be left out
@@ -26,13 +26,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     Relative paths are taken from the file's own folder.
     """
     path = Path(path)
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        raise BadInput(f"{path} is not YAML" + (f" (line {mark.line + 1})" if mark else "")) from None
+    config = read_yaml(path, "the configuration")
     if not isinstance(config, dict) or any(name not in SECTIONS for name in config):
         raise BadInput(f"{path}: the sections are {', '.join(SECTIONS)}")
     missing = [name for name in SECTIONS[:-1] if name not in config]
@@ -105,10 +99,9 @@ def _task(progress: Progress, name: str, total: int | None = None) -> Callable[[
     return lambda size: progress.advance(task, size)
 
 
-def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object]) -> Any:
+def _screening_options(config: dict[str, Any]) -> Any:
     from .records import Fields
     from .screening import Options as Screening
-    from .screening import Screened, screen
 
     given = dict(config["screen"])
     columns = {
@@ -120,9 +113,18 @@ def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object])
         raise BadInput(f"the section screen has an unknown option {unknown[0][:40]!r}; see `confide screen --help`")
     if "policy" not in given:
         raise BadInput("the section screen names no policy: what counts as a secret? `confide policies` lists them")
+    wrong = next((name for name, value in given.items() if isinstance(value, (list, dict))), None)
+    if wrong:
+        raise BadInput(f"the section screen: {wrong} is one value, not a list or a mapping")
     if columns:
         given["fields"] = Fields(**columns)
-    options = Screening(**given)
+    return Screening(**given)
+
+
+def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object]) -> Any:
+    from .screening import Screened, screen
+
+    options = _screening_options(config)
     stamp = folder.parent / "screen.json"
     wanted = json.dumps([config["corpus"], config["screen"]], sort_keys=True)
     if folder.exists():

@@ -33,7 +33,7 @@ def read_attacks(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["confide_attacks"] == 1 and isinstance(found["contradictions"], list):
             return dict(found)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     raise BadInput(f"{path} is damaged; remove it and attack again")
 
