@@ -27,6 +27,7 @@ app = typer.Typer(
     help="Train language models on text that holds secrets, and prove what the model cannot leak.",
 )
 
+LONGEST = 2000  # characters of a message
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
@@ -811,6 +812,7 @@ def main(arguments: list[str] | None = None) -> None:
     leads = os.environ.get("RANK", "0") == "0"  # of several processes one speaks, if all have the same to say
     if code and message and (leads or code == 1):
         line = " ".join(message.split())
+        line = line if len(line) < LONGEST else f"{line[:LONGEST]} …"
         if "--json" in arguments and leads:
             _answer({"error": line, "exit_code": code, **more})
         _echo(f"confide: {line}", err=True)
