@@ -18,6 +18,7 @@ from confide.cli import main
 from confide.errors import BadInput, printable
 from confide.policies import compose, load
 from confide.policies.base import Finding
+from confide.screening import Options
 
 PAINT = "\x1b[2J\x1b]8;;http://x\x07\x9b31m\r\u202e[red][/][link=x]\0"
 
@@ -168,6 +169,15 @@ def test_yaml_makes_no_objects_and_does_not_unfold(tmp_path, monkeypatch, reads,
     path.write_text("a: " + "x" * (2 << 20))
     with pytest.raises(BadInput, match="at most 1 MB"):
         reads(path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_words": "9"}, {"max_copies": True}, {"bloom_delta": "x"}, {"policy": 5}, {"canaries": 1}, {"unit": None}],
+)
+def test_an_option_of_another_kind_is_refused(wrong):
+    with pytest.raises(BadInput, match="must be"):
+        Options(**{"policy": "digits", **wrong}).checked()
 
 
 # --- to reach outside, and to run
