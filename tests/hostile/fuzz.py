@@ -415,7 +415,7 @@ def review(coins, home):
     from confide.training.evidence import _read
 
     tree = {
-        "confide_review": 1, "begun": "2024-01-01T00:00:00", "cap": 5, "confidence": 0.95, "nonce": "00" * 16, "digest": "d", "draws": 3, "unfit": None,
+        "confide_review": 1, "begun": 1, "cap": 5, "confidence": 0.95, "nonce": "00" * 16, "digest": "d", "draws": 3, "unfit": None,
         "bound": 0.5, "bound_public": 0.5, "contradicted": False, "records": [[2, 1, 0], [0, 0, 0], "skipped"],
     }  # fmt: skip
     data = as_bytes(json.dumps(twisted(coins, tree) if coins.random() < 0.9 else tree))
@@ -423,7 +423,9 @@ def review(coins, home):
 
     def act():
         evidence, found = _read(home / "review.json")
-        states_its_counts(found, evidence, {})
+        states_its_counts(
+            found, evidence, {"conservative": coins.choice(("everything", "allowlist")), "recall_class": None}
+        )
 
     refused(act)
 
