@@ -149,7 +149,7 @@ def test_code_that_comes_with_a_model_never_runs(gpt2, own, tmp_path, known):
         config["model_type"] = "evil"
     (gpt2 / "config.json").write_text(json.dumps(config))
     (gpt2 / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    with pytest.raises(BadInput, match=r"evil.py is code or a pickle"):
+    with pytest.raises(BadInput, match=r"evil\.py is code or a pickle"):
         build(str(gpt2), found)
     (gpt2 / "evil.py").unlink()
     with pytest.raises(BadInput, match="names code of its own"):
