@@ -9,7 +9,7 @@ AXE := $(VENV)/axe
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 LOCKED := $(PIP) --require-hashes --no-deps --requirement
 
-.PHONY: setup demo test lint coverage mutate faults bench lock clean
+.PHONY: setup demo test lint coverage mutate faults fuzz bench lock clean
 
 setup: $(STAMPS)/dev
 
@@ -70,6 +70,10 @@ mutate: $(STAMPS)/dev
 # Faults of the disk and of the process at random moments of five commands; half an hour
 faults: $(STAMPS)/dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/harness.py --points 250 --seed 1 --log faults.jsonl
+
+# a hundred thousand hostile cases: corpora, policies, configurations, ledgers, certificates, reviews, options
+fuzz: $(STAMPS)/dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/hostile/fuzz.py --cases 100000 --log fuzz.jsonl
 
 bench: $(STAMPS)/bench
 	$(BIN)/python benchmarks/accounting.py

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from typer.core import TyperGroup
 
-from .errors import BadInput, ConfideError, Contradiction
+from .errors import BadInput, ConfideError, Contradiction, printable
 from .rundir import owner_only
 
 SUMMARIES = {  # every command, in the order in which a newcomer meets them
@@ -35,6 +35,7 @@ SUMMARIES = {  # every command, in the order in which a newcomer meets them
     "generate": "text from a trained model",
     "run": "all stages, as a file describes them",
     "epsilon": "the calculator alone",
+    "purge": "remove the sensitive parts of a run, keep what verify needs",
     "policies": "what can count as a secret",
     "canaries": "invented secrets, to audit models of other libraries",
     "simulate": "a corpus whose secrets are known",
@@ -63,6 +64,7 @@ app = typer.Typer(
     epilog="Each command explains itself: confide screen --help",
 )
 
+LONGEST = 2000  # characters of a message
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
@@ -109,7 +111,14 @@ def _count_of(option: str, text: str | None) -> tuple[int, int] | None:
 
 
 def _answer(found: dict[str, Any]) -> None:
-    typer.echo(json.dumps(found, allow_nan=False, ensure_ascii=False))
+    """One JSON object; signs that could steer a terminal are written as JSON escapes."""
+    text = json.dumps(found, allow_nan=False, ensure_ascii=False)
+    typer.echo(text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text))
+
+
+def _echo(text: str = "", **more: Any) -> None:
+    """A line for people; what is in it of names and texts cannot steer the terminal."""
+    typer.echo(printable(text), **more)
 
 
 @app.callback(invoke_without_command=True)
@@ -287,7 +296,7 @@ def simulate(
     if as_json:
         _answer({**sizes, "seed": seed, "folder": str(out)})
     else:
-        typer.echo(
+        _echo(
             f"{sizes['train']:,} training, {sizes['valid']:,} validation and {sizes['test']:,} test dialogues in {out}"
         )
 
@@ -510,7 +519,7 @@ def train(
             made, out, resume=resume, board=tensorboard,
             tick=lambda done, total: progress.update(steps, completed=done, total=total),
             reading=lambda records: progress.advance(reading, records),
-            say=lambda warning: console.print(f"note: {warning}", markup=False),
+            say=lambda warning: console.print(f"note: {printable(warning)}", markup=False),
         )  # fmt: skip
     if not leads:
         return
@@ -639,7 +648,7 @@ def attack(
         return
     show_attacks(console, found)
     if run is not None:
-        console.print(f"\nin {run / 'attacks.json'} (SENSITIVE)", markup=False, highlight=False)
+        _echo(f"\nin {run / 'attacks.json'} (SENSITIVE)")
 
 
 def _attack_task(progress: Progress, name: str, total: int | None) -> Callable[[int], object]:
@@ -648,9 +657,7 @@ def _attack_task(progress: Progress, name: str, total: int | None) -> Callable[[
 
 
 def _shown(console: Console) -> Callable[[str, str], object]:
-    from .terminal import printable
-
-    return lambda kind, secret: console.print(f"{kind}: {printable(secret)}", markup=False, highlight=False)
+    return lambda kind, secret: console.print(printable(f"{kind}: {secret}"), markup=False, highlight=False)
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -671,7 +678,7 @@ def canaries(
     if as_json:
         _answer(found)
     else:
-        typer.echo(
+        _echo(
             f"{found['texts']:,} texts to train on in {found['add']}; what was planted, and how the coins fell, is beside it"
         )
 
@@ -699,7 +706,7 @@ def report(
     if as_json:
         _answer({"report": str(path), "shareable": shareable, "runs": [str(one) for one in runs]})
     else:
-        typer.echo(f"{path}{'' if shareable else ' (SENSITIVE)'}: open it in a browser, it needs no connection")
+        _echo(f"{path}{'' if shareable else ' (SENSITIVE)'}: open it in a browser, it needs no connection")
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -739,18 +746,18 @@ def review(
     else:
         found = serve(
             folder, sample=sample, port=port, reviewer=reviewer, cap=cap, confidence=confidence, open_browser=browser,
-            say=lambda text: typer.echo(text, err=True),
+            say=lambda text: _echo(text, err=True),
         )  # fmt: skip
     if as_json:
         _answer(found)
     elif export is not None:
-        typer.echo(f"{found['records']:,} records in {export} (SENSITIVE until you have looked at it)")
+        _echo(f"{found['records']:,} records in {export} (SENSITIVE until you have looked at it)")
     elif (folder / "review.json").exists():
-        typer.echo(
+        _echo(
             f"in {folder / 'review.json'}; `confide train --review {folder / 'review.json'}` puts its bound into the certificate"
         )
     else:
-        typer.echo("nothing was answered, so that there is no review.json yet")
+        _echo("nothing was answered, so that there is no review.json yet")
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -781,14 +788,14 @@ def generate(
     texts = write(
         run, prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, greedy=greedy,
         num_return_sequences=number, seed=seed, chat=chat,
-        stream=(lambda piece: typer.echo(piece, nl=False)) if streams else None,
+        stream=(lambda piece: _echo(piece, nl=False)) if streams else None,
     )  # fmt: skip
     if as_json:
         _answer({"prompt": prompt, "texts": texts})
     elif streams:
-        typer.echo()
+        _echo()
     else:
-        typer.echo("\n---\n".join(texts))
+        _echo("\n---\n".join(texts))
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -999,7 +1006,8 @@ def _main(arguments: list[str] | None) -> None:
     leads = os.environ.get("RANK", "0") == "0"  # of several processes one speaks, if all have the same to say
     if code and message and (leads or code == 1):
         line = " ".join(message.split())
+        line = line if len(line) < LONGEST else f"{line[:LONGEST]} …"
         if "--json" in arguments and leads:
             _answer({"error": line, "exit_code": code, **more})
-        typer.echo(f"confide: {line}", err=True)
+        _echo(f"confide: {line}", err=True)
     raise SystemExit(code)

@@ -10,10 +10,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.progress import Progress
 
-from .errors import BadInput, ConfideError
+from .errors import BadInput, ConfideError, printable
+from .plain_yaml import read_yaml
 from .rundir import locked, make_folder
 from .training.options import Options
 
@@ -29,13 +29,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     Relative paths are taken from the file's own folder.
     """
     path = Path(path)
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        raise BadInput(f"{path} is not YAML" + (f" (line {mark.line + 1})" if mark else "")) from None
+    config = read_yaml(path, "the configuration")
     if not isinstance(config, dict) or any(name not in SECTIONS for name in config):
         raise BadInput(f"{path}: the sections are {', '.join(SECTIONS)}")
     missing = [name for name in SECTIONS[:-1] if name not in config]
@@ -117,11 +111,9 @@ def _task(progress: Progress, name: str, total: int | None = None) -> Callable[[
     return lambda size: progress.advance(task, size)
 
 
-def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object]) -> Any:
+def _screening_options(config: dict[str, Any]) -> Any:
     from .records import Fields
     from .screening import Options as Screening
-    from .screening import Screened, screen
-    from .screening.output import write_private
 
     given = dict(config["screen"])
     columns = {
@@ -133,9 +125,19 @@ def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object])
         raise BadInput(f"the section screen has an unknown option {unknown[0][:40]!r}; see `confide screen --help`")
     if "policy" not in given:
         raise BadInput("the section screen names no policy: what counts as a secret? `confide policies` lists them")
+    wrong = next((name for name, value in given.items() if isinstance(value, (list, dict))), None)
+    if wrong:
+        raise BadInput(f"the section screen: {wrong} is one value, not a list or a mapping")
     if columns:
         given["fields"] = Fields(**columns)
-    options = Screening(**given)
+    return Screening(**given)
+
+
+def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object]) -> Any:
+    from .screening import Screened, screen
+    from .screening.output import write_private
+
+    options = _screening_options(config)
     stamp = folder.parent / "screen.json"
     wanted = json.dumps([config["corpus"], config["screen"]], sort_keys=True)
     if folder.exists():
@@ -167,6 +169,6 @@ def _train(config: dict[str, Any], screened: Any, out: Path, progress: Progress)
     steps = progress.add_task("training", total=None)
     run = train_plan(
         plan, folder, resume=begun, tick=lambda done, total: progress.update(steps, completed=done, total=total),
-        reading=_task(progress, "reading"), say=lambda note: progress.console.print(f"note: {note}", markup=False),
+        reading=_task(progress, "reading"), say=lambda note: progress.console.print(f"note: {printable(note)}", markup=False),
     )  # fmt: skip
     return dict(run.summary())

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -22,7 +21,7 @@ from .accounting.guarantees import up
 from .errors import BadInput, Contradiction
 from .rundir import new_folder
 from .screening import screen
-from .terminal import printable, say, show_certificate, show_plan, show_records, show_screened
+from .terminal import inert, say, show_certificate, show_plan, show_records, show_screened
 
 DELTA, EPSILON = 8e-5, 2.0
 DIALOGUES, EPOCHS = 1_000, 4
@@ -90,17 +89,17 @@ def run(
     certificate = runs["crt"].certificate
     show_certificate(console, certificate)
     checked = verify(folder / "crt")
-    say(console, f"\nconfide verify {escape(str(folder / 'crt'))}: [green]holds[/], {checked.numbers} numbers compared")
-    say(console, f"the same with one number changed: [red]{escape(_cheat(folder / 'crt', certificate))}[/]")
+    say(console, f"\nconfide verify {inert(str(folder / 'crt'))}: [green]holds[/], {checked.numbers} numbers compared")
+    say(console, f"the same with one number changed: [red]{inert(_cheat(folder / 'crt', certificate))}[/]")
     say(console, f"the planted secret stands in {COPIES} turns, so that what is proven about it is the line of {COPIES} records "
         "changed, which is weak; that the model does not know it is measured here, not proven. For a secret in one turn the "
         f"proof is epsilon {up(certificate['guarantees'][0]['epsilon'])}.")  # fmt: skip
-    say(console, escape(audited["says"]))
+    say(console, inert(audited["says"]))
     page = report(folder / "crt")
     console.print()
     console.rule("6  The report")
-    say(console, f"open [bold]{escape(str(page))}[/] in a browser: all of the above on one page, with every figure behind it. What the "
-        f"policy missed can be looked for by a person: confide review {escape(str(folder / 'screened'))}")  # fmt: skip
+    say(console, f"open [bold]{inert(str(page))}[/] in a browser: all of the above on one page, with every figure behind it. What the "
+        f"policy missed can be looked for by a person: confide review {inert(str(folder / 'screened'))}")  # fmt: skip
     return {
         "records": screened.manifest["records"],
         "public": screened.manifest["public"],
@@ -166,7 +165,7 @@ def _show_compared(console: Console, runs: dict[str, Any], compared: dict[str, d
             "perplexity, held-out public turns", *[f"{c['validation_perplexity']:.2f}" for c in compared.values()]
         )
         table.add_row("next tokens right", *[f"{one['validation_accuracy']:.1%}" for one in compared.values()])
-    table.add_row(f'"{PREFIX.strip()}" goes on', *[escape(printable(one["completion"])) for one in compared.values()])
+    table.add_row(f'"{PREFIX.strip()}" goes on', *[inert(one["completion"]) for one in compared.values()])
     table.add_row("rank of the planted secret among all 1,000,000", *[f"{c['rank']:,}" for c in compared.values()])
     table.add_row("its exposure, in bits (chance: 1.44)", *[f"{c['exposure']:.2f}" for c in compared.values()])
     told = [one["membership"] for one in compared.values()]
@@ -177,7 +176,7 @@ def _show_compared(console: Console, runs: dict[str, Any], compared: dict[str, d
     console.print(table)
     console.print("\nTurns that the CRT model writes:\n")
     for turn in compared["crt"]["turns"]:
-        say(console, escape(printable(turn)), indent=2)
+        say(console, inert(turn), indent=2)
 
 
 def _cheat(folder: Path, certificate: dict[str, Any]) -> str:

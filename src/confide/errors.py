@@ -1,8 +1,11 @@
-"""What can go wrong, as three kinds of error: the command line turns each into one line and an exit code."""
+"""What can go wrong, as three kinds of error, which the command line turns into one line and an exit code; and what may be printed."""
 
 from __future__ import annotations
 
 from typing import Any
+
+# Not printable to Python, but part of ordinary text: line ends, tabs, wide and narrow spaces, joiners of words and emoji
+_HARMLESS = "\n\t\u00a0\u2002\u2003\u2007\u2009\u202f\u3000\u200c\u200d"
 
 
 class ConfideError(Exception):
@@ -29,3 +32,10 @@ class Contradiction(ConfideError):
     def __init__(self, message: str, found: dict[str, Any] | None = None) -> None:
         super().__init__(message)
         self.found = found
+
+
+def printable(text: str) -> str:
+    """Text without signs that could steer the terminal: escape sequences, carriage returns, NUL, bidirectional overrides."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() or sign in _HARMLESS else "\ufffd" for sign in text)

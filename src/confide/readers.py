@@ -137,6 +137,10 @@ def _data_files(state: dict[str, Any], shown: str) -> list[str]:
     listed = [entry.get("filename") for entry in state.get("_data_files") or [] if isinstance(entry, dict)]
     if not listed or not all(isinstance(name, str) and name.endswith(".arrow") for name in listed):
         raise BadInput(f"{shown}: state.json lists no Arrow files; save the data set again with save_to_disk")
+    if any("/" in str(name) or "\\" in str(name) for name in listed):
+        raise BadInput(
+            f"{shown}: state.json names a file outside of the data set's folder; save it again with save_to_disk"
+        )
     return [str(name) for name in listed]
 
 

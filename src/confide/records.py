@@ -409,8 +409,8 @@ def _listed(names: list[str]) -> str:
     """Column names for a message. What does not look like a name may be a first row without a header: not shown."""
     if not names:
         return "no columns"
-    if not all(re.fullmatch(r"[A-Za-z_][\w.-]{0,39}", name) for name in names):
-        return f"{len(names)} columns, some of whose names look like text and are not shown"
+    if not all(re.fullmatch(r"[a-z_][a-z_.-]{0,39}[0-9]{0,2}", name) for name in names):
+        return f"{len(names)} columns, some of whose names look like text (has it a header?) and are not shown"
     return f"the columns {', '.join(names)}"
 
 

@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from .accounting.guarantees import percent, up
+from .errors import printable
 
 if TYPE_CHECKING:
     from .purging import Purge
@@ -88,7 +89,7 @@ def _show_facts(console: Console, found: dict[str, Any]) -> None:
 def _fact(console: Console, name: str, text: str) -> None:
     table = Table.grid(padding=(0, 1))
     table.add_column(min_width=11, style="dim")
-    table.add_row(name, escape(printable(text)))
+    table.add_row(name, inert(text))
     console.print(Padding(table, (0, 0, 0, 2)), highlight=False)
 
 
@@ -158,24 +159,24 @@ def show_certificate(console: Console, certificate: dict[str, Any]) -> None:
     """A certificate's guarantees, with the adjacency, unit and sampler under which they hold."""
     adjacency = certificate["adjacency"]
     if certificate["subject"]:
-        say(console, escape(certificate["subject"]))
+        say(console, inert(certificate["subject"]))
     say(
         console,
-        f"{certificate['method']}, unit: {certificate['unit']}, sampler: {certificate['sampler']}, adjacency: "
-        f"{adjacency['name']} ({escape(adjacency['meaning'])})\n",
+        f"{inert(certificate['method'])}, unit: {inert(certificate['unit'])}, sampler: {inert(certificate['sampler'])}, adjacency: "
+        f"{inert(adjacency['name'])} ({inert(adjacency['meaning'])})\n",
     )
     for guarantee in certificate["guarantees"]:
         if guarantee["name"] == "group":
             continue
         value = epsilon_text(guarantee["epsilon"])
         at = f"epsilon {value} at delta {guarantee['delta']:.3g}" if guarantee["epsilon"] is not None else value
-        console.print(f"[bold]{guarantee['name']}[/]: {at}", highlight=False)
-        say(console, escape(guarantee["sentence"]), indent=2)
+        console.print(f"[bold]{inert(guarantee['name'])}[/]: {at}", highlight=False)
+        say(console, inert(guarantee["sentence"]), indent=2)
     groups = [g for g in certificate["guarantees"] if g["name"] == "group"]
     if groups:
         say(
             console,
-            f"\nepsilon at delta {certificate['delta']:g} by how many records change ({certificate['k']['repeats']}):",
+            f"\nepsilon at delta {certificate['delta']:g} by how many records change ({inert(certificate['k']['repeats'])}):",
         )
         show_groups(console, groups)
 
@@ -191,15 +192,15 @@ def show_verified(console: Console, certificate: dict[str, Any], ledger_length: 
     show_certificate(console, certificate)
     console.print("\n[bold]under these assumptions[/], which no arithmetic can check:")
     for assumption in certificate["assumptions"]:
-        say(console, f"[dim]{assumption['id']}[/]: {escape(assumption['text'])}", indent=2)
+        say(console, f"[dim]{inert(assumption['id'])}[/]: {inert(assumption['text'])}", indent=2)
     console.print("\n[bold]not promised[/]:")
     for gap in certificate["not_promised"]:
-        say(console, escape(gap), indent=2)
+        say(console, inert(gap), indent=2)
 
 
 def show_screened(console: Console, manifest: dict[str, Any], folder: object) -> None:
     """The counts of a screening, and the stability that the certificate will rest on."""
-    records = _count(manifest["records"], manifest["unit"])
+    records = _count(manifest["records"], inert(manifest["unit"]))
     if manifest["records"] != manifest["documents"]:
         records = f"{_count(manifest['documents'], 'document')}, {records}"
     say(
@@ -234,8 +235,8 @@ def show_screened(console: Console, manifest: dict[str, Any], folder: object) ->
     recall = manifest["conservative"]["recall_class"]
     _fact(console, "private by", f"{manifest['conservative']['spec']}" + (f" (flags {recall})" if recall else ""))
     for warning in manifest["warnings"]:
-        console.print(Padding(f"[bold red]warning[/]: {escape(warning)}", (0, 0, 0, 2)), highlight=False)
-    say(console, f"in {escape(str(folder))} (SENSITIVE)")
+        console.print(Padding(f"[bold red]warning[/]: {inert(warning)}", (0, 0, 0, 2)), highlight=False)
+    say(console, f"in {inert(str(folder))} (SENSITIVE)")
 
 
 def show_records(console: Console, screened: Screened, count: int) -> None:
@@ -246,26 +247,26 @@ def show_records(console: Console, screened: Screened, count: int) -> None:
         for row in batch.to_pylist():
             if row["spans"] and left > 0:
                 kinds = ", ".join(f"{span['type']} ({span['policy']} {span['score']:.2g})" for span in row["spans"])
-                table.add_row(*(escape(printable(text)) for text in (row["raw"], row["text"], kinds)))
+                table.add_row(*(inert(text) for text in (row["raw"], row["text"], kinds)))
                 left -= 1
         if left <= 0:
             break
     console.print(table, highlight=False)
 
 
-def printable(text: str) -> str:
-    """Text without signs that could steer the terminal."""
-    return "".join(sign if sign.isprintable() or sign == "\n" else "\ufffd" for sign in text)
+def inert(text: object) -> str:
+    """What came from data, a file name or an option, for a line with rich's markup: it shows as it is and does nothing."""
+    return escape(printable(str(text)))
 
 
 def show_policies(console: Console, found: list[dict[str, str]], composed: dict[str, str]) -> None:
     for entry in found:
-        console.print(f"[bold]{entry['name']}[/][dim]{escape(entry['argument'])}[/]", highlight=False)
-        needs = f" [dim](needs {escape(entry['needs'])})[/]" if entry["needs"] else ""
-        say(console, escape(entry["summary"]) + needs, indent=4)
+        console.print(f"[bold]{inert(entry['name'])}[/][dim]{inert(entry['argument'])}[/]", highlight=False)
+        needs = f" [dim](needs {inert(entry['needs'])})[/]" if entry["needs"] else ""
+        say(console, inert(entry["summary"]) + needs, indent=4)
     for name, summary in composed.items():
-        console.print(f"[bold]{escape(name)}[/]", highlight=False)
-        say(console, escape(summary), indent=4)
+        console.print(f"[bold]{inert(name)}[/]", highlight=False)
+        say(console, inert(summary), indent=4)
 
 
 def chart(xs: Sequence[float], ys: Sequence[float], x_label: str, y_label: str, width: int = 60) -> str:
@@ -286,8 +287,8 @@ def show_plan(console: Console, found: dict[str, Any], brief: bool = False) -> N
     """The page of `confide plan`: sizes, steps, noise, guarantees, cost. `brief`: of the guarantees only the first."""
     say(
         console,
-        f"[bold]{found['method']}[/] of {escape(found['model'])}: [green]{found['public']:,} public[/] and "
-        f"[yellow]{found['private']:,} private[/] {found['unit']}s to train on, {found['validation']:,} to validate on",
+        f"[bold]{inert(found['method'])}[/] of {inert(found['model'])}: [green]{found['public']:,} public[/] and "
+        f"[yellow]{found['private']:,} private[/] {inert(found['unit'])}s to train on, {found['validation']:,} to validate on",
     )
     for phase in found["phases"]:
         parts = [_count(phase["epochs"], "epoch")]
@@ -314,7 +315,7 @@ def show_plan(console: Console, found: dict[str, Any], brief: bool = False) -> N
             f"about {_duration(cost['seconds'])} and {cost['memory_mb']:,.0f} MB in this process, by two steps of each kind",
         )
     for note in found["notes"]:
-        console.print(Padding(f"[bold red]note[/]: {escape(note)}", (0, 0, 0, 2)), highlight=False)
+        console.print(Padding(f"[bold red]note[/]: {inert(note)}", (0, 0, 0, 2)), highlight=False)
     console.print()
     if "certificate" in found and brief:
         first = found["certificate"]["guarantees"][0]
@@ -328,14 +329,14 @@ def show_plan(console: Console, found: dict[str, Any], brief: bool = False) -> N
 
 def show_run(console: Console, found: dict[str, Any]) -> None:
     """The end of a training run."""
-    say(console, f"[bold]{found['method']}[/]: the model is in {escape(found['model'])}")
+    say(console, f"[bold]{inert(found['method'])}[/]: the model is in {inert(found['model'])}")
     if found["validation_loss"] is not None:
         loss, right = found["validation_loss"], f"{found['validation_accuracy']:.1%}"
         perplexity = f"perplexity {math.exp(loss):,.2f} a token" if loss < 100 else f"loss {loss:,.0f} a token"
         learned = f"{perplexity}, {right} of the next tokens right"
         if found["task"] == "classify":
             learned = f"loss {loss:.3f} a record, {right} of the classes right"
-        say(console, f"validation on {found['validated_on']}: {learned}", indent=2)
+        say(console, f"validation on {inert(found['validated_on'])}: {learned}", indent=2)
     if found["certificate"] is None:
         say(console, "no certificate: nothing was trained with noise, so that no epsilon holds", indent=2)
         return
@@ -347,7 +348,7 @@ def show_run(console: Console, found: dict[str, Any]) -> None:
     say(
         console,
         f"[bold]{value}[/] ({found['adjacency']}, k={found['k']}, {found['sampler']} sampling, unit: {found['unit']}); all of it "
-        f"with `confide verify {escape(found['run'])}`",
+        f"with `confide verify {inert(found['run'])}`",
         indent=2,
     )
     if found["adjacency"] == "selective":
@@ -369,11 +370,11 @@ def show_reproduced(console: Console, found: dict[str, Any]) -> None:
         table.add_row(one["study"], f"{one['paper']}: {one['title']}", str(one["jobs"]), str(one["left"]), known)
     console.print(table)
     for one in found["written"]:
-        say(console, f"[bold]{one['study']}[/]: {escape(one['section'])}, {escape(one['csv'])}")
+        say(console, f"[bold]{one['study']}[/]: {inert(one['section'])}, {inert(one['csv'])}")
     if "page" in found:
-        say(console, f"{len(found['page']['studies'])} studies in {escape(found['page']['file'])}")
+        say(console, f"{len(found['page']['studies'])} studies in {inert(found['page']['file'])}")
         for text in found["page"]["left_out"]:
-            say(console, f"[red]left out[/]: {escape(text)}", indent=2)
+            say(console, f"[red]left out[/]: {inert(text)}", indent=2)
 
 
 def show_purge(console: Console, found: Purge, done: bool) -> None:

@@ -331,9 +331,15 @@ MISTAKES = {
     ),
     "half of the noise over two processes": (
         "dp/engine.py",
-        "part=own_part())\n            self._buffers",
-        "part=(0, 2) if own_part()[1] > 1 else (0, 1))\n            self._buffers",
+        "self._noise.add_(shares[rank], std)",
+        "self._noise.add_(shares[rank], std) if rank == 0 else None",
         "dp/test_distributed.py::test_noise_is_added_once_over_both_processes_and_every_parameter_gets_it",
+    ),
+    "sums that are not rounded to the noise's lattice": (
+        "dp/noise.py",
+        "mul_(1 / step).round_())\n",
+        "mul_(1 / step))\n",
+        "dp/test_noise.py::test_a_release_is_the_rounded_sum_plus_rounded_noise_exactly",
     ),
     "sums that cancel in single precision": (
         "dp/engine.py",

@@ -134,7 +134,7 @@ def test_pickled_weights_are_refused(gpt2, own):
     found = own(gpt2)
     torch.save(load_file(gpt2 / "model.safetensors"), gpt2 / "pytorch_model.bin")
     (gpt2 / "model.safetensors").unlink()
-    with pytest.raises(BadInput, match=r"can run code.*save_pretrained\(\)"):
+    with pytest.raises(BadInput, match=r"pytorch_model.bin.*can run code.*save_pretrained\(\)"):
         build(str(gpt2), found)
     (gpt2 / "pytorch_model.bin").unlink()
     with pytest.raises(BadInput, match="no weights"):
@@ -149,12 +149,24 @@ def test_code_that_comes_with_a_model_never_runs(gpt2, own, tmp_path, known):
         config["model_type"] = "evil"
     (gpt2 / "config.json").write_text(json.dumps(config))
     (gpt2 / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    if known:
-        assert type(build(str(gpt2), found)) is hf.GPT2LMHeadModel
-    else:
-        with pytest.raises(BadInput, match="code of its own, which is never run"):
-            build(str(gpt2), found)
+    with pytest.raises(BadInput, match=r"evil\.py is code or a pickle"):
+        build(str(gpt2), found)
+    (gpt2 / "evil.py").unlink()
+    with pytest.raises(BadInput, match="names code of its own"):
+        build(str(gpt2), found)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["weights.pt", "training_args.bin", "x.PKL", "custom_generate/generate.py", "tokenization.py"]
+)
+def test_a_folder_with_code_or_pickles_is_refused_by_name_before_anything_is_loaded(gpt2, own, name):
+    found = own(gpt2)
+    (gpt2 / name).parent.mkdir(exist_ok=True)
+    (gpt2 / name).symlink_to("/dev/null")
+    for load in (lambda: build(str(gpt2), found), lambda: load_tokenizer(None, str(gpt2))):
+        with pytest.raises(BadInput, match=f"{name} is code or a pickle"):
+            load()
 
 
 @pytest.mark.parametrize("where", ["tokenizer", "generate"])

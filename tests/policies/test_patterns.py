@@ -170,9 +170,9 @@ HOSTILE = ["a", "1", " ", "@", ".", "a.", "1.", "1-", "1 ", "A1-", "A ", "1 A ",
 def test_hostile_text_takes_linear_time(piece: str, tail: str) -> None:
     def seconds(size: int) -> float:
         text = piece * (size // len(piece)) + tail
-        start = time.perf_counter()
+        start = time.process_time()
         Patterns().find(text)
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     small = min(seconds(12_500) for _ in range(3))
     assert min(seconds(100_000) for _ in range(2)) < 40 * small + 0.05  # 8 times as much if linear, 64 if quadratic

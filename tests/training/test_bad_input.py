@@ -332,7 +332,7 @@ def test_all_stages_go_on_after_an_interruption(config, cli, tmp_path, monkeypat
         (("delta: 1e-3", "delta: yes"), "--delta"),
         (("epochs: 1", "? [a]\n  : 1"), ""),
         (("epochs: 1", "5: 1"), ""),
-        (("out: out", "out: ["), "not YAML"),
+        (("out: out", "out: ["), "not a YAML file"),
     ],
     ids=repr,
 )

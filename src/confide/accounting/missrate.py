@@ -245,6 +245,6 @@ def states_its_counts(stated: Mapping[str, Any], evidence: Review, facts: Mappin
     bounds = evidence.bounds(flags_all(facts) and not contradicted)
     for name, value in zip(("bound", "bound_public"), bounds, strict=True):
         said = stated.get(name)
-        if not isinstance(said, int | float) or not math.isclose(said, value, rel_tol=1e-6):
+        if not isinstance(said, int | float) or abs(said) > 1e300 or not math.isclose(said, value, rel_tol=1e-6):
             return False
     return stated.get("contradicted") is contradicted

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from ..accounting.guarantees import down, up
 from ..errors import BadInput, ConfideError, Contradiction
 from ..screening.output import write_private
-from ..terminal import say
+from ..terminal import inert, say
 
 FILE = "attacks.json"
 PARTS = ("exposure", "membership", "extraction", "inference", "reconstruction", "audit")
@@ -36,7 +35,7 @@ def read_attacks(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["confide_attacks"] == 1 and isinstance(found["contradictions"], list):
             return dict(found)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     raise BadInput(f"{path} is damaged; remove it and attack again")
 
@@ -75,16 +74,16 @@ def show_attacks(console: Console, found: dict[str, Any]) -> None:
             else f"epsilon {up(stated['epsilon'])} at delta {stated['delta']:.3g}"
         )
         about = f"{stated['name']}: {promise} ({stated['adjacency']}, k={stated['k']}, unit: {stated['unit']}, {stated['sampler']} sampling)"
-    say(console, f"[bold]{escape(found.get('method') or found['model'])}[/]: {about}\n")
+    say(console, f"[bold]{inert(found.get('method') or found['model'])}[/]: {inert(about)}\n")
     table = Table(
         "attack", "measured (95 %)", "chance", "proven ceiling", box=None, pad_edge=False, padding=(0, 2, 0, 0)
     )
     for line in _lines(found):
-        table.add_row(*map(escape, line))
+        table.add_row(*map(inert, line))
     if table.row_count:
         console.print(table, highlight=False)
     for name, why in _left(found):
-        say(console, f"[dim]{name}: {escape(why)}[/]")
+        say(console, f"[dim]{inert(name)}: {inert(why)}[/]")
 
 
 def _lines(found: dict[str, Any]) -> Iterator[Line]:

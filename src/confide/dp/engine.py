@@ -20,7 +20,7 @@ from .capture import Capture, Seen
 from .clipping import CANCELLING, PAID, Clipping
 from .head import can_fuse, differentiate, hidden_states, parts
 from .memory import keep_memory
-from .noise import GaussianNoise
+from .noise import GaussianNoise, room
 from .plan import Plan, Step, own_part
 from .rules import Use
 from .rules.base import Sums, exactly, single
@@ -103,6 +103,8 @@ class PrivateGradients:
         self._fused: bool | None = None if task == "causal" else False  # None: not yet known
         self._doubts = Doubts({id(p) for p in self._trained}) if checked else None
         self._noise = GaussianNoise()
+        self._numbers = sum(p.numel() for p in self._trained)
+        room(plan.noise_multiplier, self._numbers)
         self._released = 0
         self._clear()
         self._capture = Capture(self._layers)
@@ -157,11 +159,10 @@ class PrivateGradients:
         try:
             step.spend(self.plan, self._rows)
             self._begin()
-            if step.part[1] > 1:
-                for buffer in self._buffers:
-                    torch.distributed.all_reduce(buffer)
-                if not self._released:
-                    self._check_ranks()
+            if step.part[1] > 1 and not self._released:
+                self._check_ranks()
+            for buffer in self._buffers:
+                self._add_noise(buffer, *step.part)
             for parameter in self._trained:
                 parameter.grad = self._sums[id(parameter)]
             self._released += 1
@@ -218,6 +219,23 @@ class PrivateGradients:
         if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16:
             raise Refused(HALF)
         return loss
+
+    def _add_noise(self, sums: Tensor, rank: int, world: int) -> None:
+        """Sum over processes, then noise.
+
+        *Formal guarantees.* The processes' shares partition the numbers. Each sums its own share over all processes, adds
+        noise to it, once, and hands it round as it is: adding up what was noised before would put the last bits of
+        the other processes' sums on top of the noise.
+        """
+        std = PAID * room(self.plan.noise_multiplier, self._numbers) * self.plan.noise_std / self.plan.expected_batch
+        shares = [sums[len(sums) * r // world : len(sums) * (r + 1) // world] for r in range(world)]
+        if world > 1:
+            for r, share in enumerate(shares):
+                torch.distributed.reduce(share, dst=r)
+        self._noise.add_(shares[rank], std)
+        if world > 1:
+            for r, share in enumerate(shares):
+                torch.distributed.broadcast(share, src=r)
 
     def _check_ranks(self) -> None:
         """Refuse processes whose models differ: their sums would be gradients of different models."""
@@ -291,7 +309,7 @@ class PrivateGradients:
             use.rule.add(use, own.to(sums(use.parameter(next(iter(use.trained)))) if use.trained else own), sums)
 
     def _begin(self) -> None:
-        """The buffers of a step's sums, filled with this process's noise; one for all parameters of a device, for speed.
+        """The buffers of a step's sums, at zero; one for all parameters of a device, for speed.
 
         They are made anew for every step, before anything else of it and after the last gradient is let go, so that
         no one outside holds them and they take the place of the last.
@@ -309,8 +327,7 @@ class PrivateGradients:
             alike.setdefault(parameter.device, []).append(parameter)
         for device, parameters in alike.items():
             sizes = [-(-p.numel() // ALIGNED) * ALIGNED for p in parameters]
-            buffer = torch.empty(sum(sizes), dtype=self._dtype, device=device)
-            self._noise.fill_(buffer, PAID * self.plan.noise_std / self.plan.expected_batch, part=own_part())
+            buffer = torch.zeros(sum(sizes), dtype=self._dtype, device=device)
             self._buffers.append(buffer)
             for p, part in zip(parameters, torch.split(buffer, sizes), strict=True):
                 self._sums[id(p)] = part[: p.numel()].view(p.shape)

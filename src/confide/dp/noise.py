@@ -1,4 +1,4 @@
-"""Gaussian noise from secret coins: a tensor and a standard deviation in, the tensor overwritten with noise."""
+"""Gaussian noise from secret coins: a sum and a standard deviation in, the noised sum out, both on one lattice."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from ..accounting.events import check_number
 from ..errors import BadInput
-from .keystream import Keystream, Secretive, check_part, process
+from .keystream import Keystream, Secretive, process
 
 PAIRS = 2**18  # a block of draws: 5 MB, so that it stays in cache and calls are few enough not to fight for the GIL
 SMALL = 2**16  # elements below which threads do not pay
-STAGED = 2**22  # elements on their way to another device
+STAGED = 2**18  # elements that are noised at a time
+CELLS = 2.0**32  # of the lattice in a standard deviation: each holds about 2^20 doubles, and √d cells are little
 MOST_LANES = 16
 STD = (1e-15, 1e15)
 RARE_LOW, RARE_HIGH = 2.0**-19, 1 - 2.0**-20  # outside, a radius gets 64 more bits
@@ -86,9 +87,8 @@ class GaussianNoise(Secretive):
     what they add to δ is at most (1+e^ε)·T·d/2·2^-96: 1e-15 at d=1e9, T=1e5, ε=0, and below 1e-9 up to ε=14. (A 40-bit u
     would leave 9e-13 a pair: 82e6 parameters would add 4e-5 to δ in a single step.)
 
-    *Not proven.* Draws are floating-point numbers and therefore lie on a grid (relative spacing of u at most 2^-12, of
-    the angle 2^-24), as do those of every library in use. The proof of the Gaussian mechanism is for real numbers; an
-    attacker who reads the last bits of an unrounded release is outside it (Mironov 2012).
+    *Lattice.* `add_` is what releases: see there. `fill_` alone writes floating-point numbers, whose last bits tell what they
+    were added to (Mironov 2012); nothing that was only filled and added may be released.
     """
 
     def __init__(self) -> None:
@@ -101,34 +101,46 @@ class GaussianNoise(Secretive):
         self._threads = max(1, min(torch.get_num_threads(), MOST_LANES))
         self._pool: ThreadPoolExecutor | None = None
 
-    def fill_(self, out: torch.Tensor, std: float, part: tuple[int, int] = (0, 1)) -> None:
-        """Overwrite `out` with noise of standard deviation `std`; with `part=(rank, world)` only this rank's share.
+    def add_(self, sums: torch.Tensor, std: float) -> None:
+        """Round `sums` to a lattice and add noise of standard deviation `std` on the same lattice, in place.
 
-        *Formal guarantees.* Every element gets one fresh draw. With `part`, ranks 0 to world-1 own contiguous shares
-        that partition the flattened tensor; the rest becomes 0, so that the sum over ranks has noise exactly once. An
-        empty tensor draws nothing. A std outside (1e-15, 1e15] is refused: its square must neither vanish nor overflow.
+        *Formal guarantees.* The lattice is g·ℤ with g = `cell(std)`, a public power of two. Each number x becomes
+        fl(g·(round(x/g) + round(z/g))), z a fresh draw in double precision: both roundings are to whole numbers, which
+        double precision adds exactly (or, beyond 2^53, correctly rounded), and fl is one rounding to the tensor's type. So
+        the outcome is a function of round(x/g)·g + z, the Gaussian mechanism on the rounded sum, and of nothing else of x:
+        which outcomes are possible, and how finely they are spaced, does not depend on x, and the last bits say no more
+        than the mechanism does. Rounding moves each of d numbers by at most g/2: two sums a distance Δ apart become
+        sums at most Δ + g·√d apart, for which the caller pays (`room`).
+
+        *Not proven.* z is drawn on a finite grid by the double-precision logarithm, sine and cosine of the platform. A cell
+        of the lattice holds about 2^70 pairs of coins, so that its mass is within about 2^-35 of a Gaussian's, if those
+        functions are right to a few units in the last place; that is an estimate, not a theorem. Time is not covered.
+        """
+        flat = _flat(sums)
+        if not len(flat):
+            return
+        step = cell(std)
+        pieces = [sums.detach()] if len(flat) <= STAGED else list(torch.split(flat, STAGED))
+        drawn = torch.empty(pieces[0].shape, dtype=torch.float64, device="cpu")
+        for piece in pieces:
+            total = drawn if piece.shape == drawn.shape else drawn[: len(piece)]
+            self.fill_(total, std)
+            total.mul_(1 / step).round_()
+            total.add_(piece.to("cpu", torch.float64).mul_(1 / step).round_())
+            piece.copy_(total.mul_(step))
+
+    def fill_(self, out: torch.Tensor, std: float) -> None:
+        """Overwrite `out`, on the CPU, with noise of standard deviation `std`.
+
+        *Formal guarantees.* Every element gets one fresh draw. An empty tensor draws nothing. A std outside
+        (1e-15, 1e15] is refused: its square must neither vanish nor overflow.
         """
         check_number("the noise's standard deviation", std, *STD)
-        rank, world = check_part(part)
-        if out.dtype not in _WORDS or not out.is_contiguous():
-            raise BadInput(
-                f"noise is written into contiguous float32 or float64 tensors, not into {out.dtype} with strides "
-                f"{tuple(out.stride())}; accumulate gradients in a buffer of that kind"
-            )
-        flat = out.detach().view(-1)
-        begin, end = len(flat) * rank // world, len(flat) * (rank + 1) // world
-        flat[:begin].zero_()
-        flat[end:].zero_()
+        flat = _flat(out)
         if self._process != process():
             self._start()
         with self._lock:
-            if flat.device.type == "cpu":
-                self._fill(flat[begin:end], float(std))
-                return
-            staged = torch.empty(min(STAGED, end - begin), dtype=out.dtype, device="cpu")
-            for block in torch.split(flat[begin:end], STAGED):
-                self._fill(staged[: len(block)], float(std))
-                block.copy_(staged[: len(block)])
+            self._fill(flat, float(std))
 
     def _fill(self, flat: torch.Tensor, std: float) -> None:
         if not len(flat):
@@ -171,3 +183,35 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     started.wait()
     torch.set_num_threads(before)
     return pool
+
+
+def cell(std: float) -> float:
+    """The lattice of noise with this standard deviation: the largest power of two that is at most std·2^-32."""
+    check_number("the noise's standard deviation", std, *STD)
+    return 2.0 ** (math.frexp(std)[1] - 1) / CELLS
+
+
+def room(multiplier: float, numbers: int) -> float:
+    """By which factor noise must grow so that the lattice costs nothing.
+
+    *Formal guarantees.* Let x = 2^-30·σ·√d, at most 2. Noise of at most (1 + 2^-12)(1 + x)·σ·C has g ≤ 2^-32·(1 + 2^-12)(1 + x)·σ·C,
+    so that a sum of sensitivity C has at most C + g·√d ≤ C·(1 + x(1 + x)(1 + 2^-12)/4) ≤ C·(1 + x) after rounding. Noise of
+    (1 + x)·σ·C is therefore at least σ times the sensitivity: under zero-out and add-remove, where it is C, and all the
+    more for k substituted records, where it is 2kC and rounding adds no more. At d = 10^9 and σ = 1, x is 3e-5.
+    """
+    more = 2.0**-30 * multiplier * math.sqrt(numbers)
+    if more > 2:
+        raise BadInput(
+            f"a noise multiplier of {multiplier:g} is too large for {numbers:,} parameters: the lattice that sums are rounded to "
+            "would be coarser than one record's contribution; train fewer parameters or take less noise"
+        )
+    return 1 + more
+
+
+def _flat(out: torch.Tensor) -> torch.Tensor:
+    if out.dtype not in _WORDS or not out.is_contiguous():
+        raise BadInput(
+            f"noise is written into contiguous float32 or float64 tensors, not into {out.dtype} with strides "
+            f"{tuple(out.stride())}; accumulate gradients in a buffer of that kind"
+        )
+    return out.detach().view(-1)

@@ -22,6 +22,8 @@ END, PAD = "<|endoftext|>", "<|pad|>"
 BYTES = 256
 PATIENCE = 5  # seconds in which the hub should answer
 BUILT_IN = ("lstm", "gpt2-tiny")  # models that are made here and come without a tokenizer
+LARGEST_JSON = 64 << 20  # bytes of a configuration
+_RUNS = {".bin", ".ckpt", ".dill", ".h5", ".joblib", ".pickle", ".pkl", ".pt", ".pth", ".py", ".pyc", ".so"}
 _KNOWN = {  # what a folder without tokenizer_config.json may call its special tokens
     "bos_token": ("<|endoftext|>", "<|begin_of_text|>", "<s>"),
     "eos_token": ("<|endoftext|>", "<|end_of_text|>", "</s>"),
@@ -129,11 +131,38 @@ def source(spec: str) -> dict[str, Any]:
     """What `from_pretrained` is told of a hub name or folder: never remote code, and no connection for a folder."""
     folder = Path(spec).expanduser()
     here = folder.is_dir()
+    if here:
+        refuse_code(folder)
     return {
         "pretrained_model_name_or_path": str(folder) if here else spec,
         "local_files_only": here or os.environ.get("HF_HUB_OFFLINE") == "1" or not _hub_answers(),
         "trust_remote_code": False,
     }
+
+
+def refuse_code(folder: Path) -> None:
+    """Refuse a folder with anything in it that could run when a model is loaded: code, a pointer to code, or pickles.
+
+    *Formal guarantees.* Names and two JSON files are looked at, and nothing is loaded. Links count as what they are called.
+    """
+    try:
+        inside = itertools.chain(folder.iterdir(), folder.glob("custom_generate/*"))
+        names = sorted(str(path.relative_to(folder)) for path in inside if path.suffix.lower() in _RUNS)
+        if names:
+            raise BadInput(
+                f"{folder}: {names[0]} is code or a pickle, which can run code; only safetensors and JSON are read. Load the "
+                "model where you trust it, save it again with save_pretrained(), and name that folder"
+            )
+        for name in ("config.json", "tokenizer_config.json"):
+            if (folder / name).is_file() and (folder / name).stat().st_size > LARGEST_JSON:
+                raise BadInput(f"{folder}: {name} is larger than {LARGEST_JSON >> 20} MB, so it is no configuration")
+            if (folder / name).is_file() and '"auto_map"' in (folder / name).read_text("utf-8", "replace"):
+                raise BadInput(
+                    f"{folder}: {name} names code of its own (auto_map), which is never run; take a model that transformers itself "
+                    "knows, and delete the line auto_map"
+                )
+    except OSError as error:
+        raise BadInput(f"cannot read the model folder {folder}: {error.strerror}") from None
 
 
 @lru_cache(maxsize=1)

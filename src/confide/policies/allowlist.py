@@ -52,6 +52,6 @@ class Allowlist(Policy):
 def _text(path: Path) -> str:
     try:
         return path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # a name with a NUL is a ValueError, too
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise BadInput(f"cannot read the word list {path}: {reason}") from None

@@ -8,6 +8,8 @@ import io
 import os
 import re
 import sys
+import time
+from bisect import bisect_right
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
@@ -17,6 +19,8 @@ import re2
 from ..errors import BadInput
 from .base import Finding, Policy, merged, register
 
+PATIENCE = 10  # seconds that a user's pattern may take on one record
+MEMORY = 8 << 20  # bytes that one may take
 _TYPE = re.compile(r"\w{1,40}", re.ASCII)  # types go into the manifest, which holds no text
 
 
@@ -61,7 +65,7 @@ class Exclude(Policy):
         if not found:
             return []
         public = merged(self._public.find(text))
-        return [f for f in found if not any(start <= f.start and f.end <= end for start, end in public)]
+        return [f for f in found if not _inside(f, public)]
 
 
 class Miss(Policy):
@@ -87,7 +91,7 @@ class Miss(Policy):
     def find(self, text: str) -> list[Finding]:
         found = self._policy.find(text)
         kept = [span for span in merged(found) if self._coin(text[slice(*span)]) >= self._rate]
-        return [f for f in found if any(start <= f.start and f.end <= end for start, end in kept)]
+        return [f for f in found if _inside(f, kept)]
 
     def _coin(self, secret: str) -> float:
         digest = blake2b(secret.encode("utf-8", "surrogatepass"), digest_size=7, key=self._key).digest()
@@ -115,14 +119,27 @@ class Types(Policy):
         ]
 
 
+def _inside(finding: Finding, spans: list[tuple[int, int]]) -> bool:
+    """Whether a finding lies wholly inside one of the spans, which are sorted and apart."""
+    at = bisect_right(spans, (finding.start, sys.maxsize)) - 1
+    return at >= 0 and finding.end <= spans[at][1]
+
+
 class Expression(Policy):
-    """A user's regular expression, matched in linear time (RE2: no look-around, no back-references)."""
+    """A user's regular expression (RE2: no look-around, no back-references).
+
+    One match is found in time linear in the text. Many may each look at all that is left of it, as those of `a*b|a` do in a
+    text of a's: a record on which that takes more than `PATIENCE` seconds ends the screening, which names the type.
+    """
 
     name = "expression"
 
     def __init__(self, expression: str, kind: str) -> None:
+        if not _TYPE.fullmatch(kind):
+            raise BadInput(f"{kind!a:.60}: a type is a word of at most 40 letters, digits and _")
         options = re2.Options()
         options.log_errors = False
+        options.max_mem = MEMORY
         try:
             self._expression = re2.compile(expression, options)
         except re2.error:
@@ -133,11 +150,17 @@ class Expression(Policy):
         self._kind = kind
 
     def find(self, text: str) -> list[Finding]:
-        return [
-            Finding(m.start(), m.end(), self._kind, self.name)
-            for m in self._expression.finditer(text)
-            if m.end() > m.start()
-        ]
+        found = []
+        end = time.thread_time() + PATIENCE
+        for m in self._expression.finditer(text):
+            if m.end() > m.start():
+                found.append(Finding(m.start(), m.end(), self._kind, self.name))
+            if time.thread_time() > end:
+                raise BadInput(
+                    f"the pattern of type {self._kind} takes more than {PATIENCE} seconds on one record of {len(text):,} characters; "
+                    "simplify it (avoid * and + before what seldom follows), or split long records with --unit"
+                )
+        return found
 
 
 def _silent() -> contextlib.AbstractContextManager[Any]:

@@ -115,6 +115,10 @@ def _read(path: Path) -> frozenset[str]:
         raise BadInput(f"{path}: not UTF-8 text; convert the list of known secrets first") from None
     except OSError as error:
         raise BadInput(f"cannot read the list of known secrets {path}: {error.strerror}") from None
+    except ValueError as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput("known:… is not followed by the name of a file") from None
     if not entries:
         raise BadInput(f"{path}: holds no secret; the list has one a line")
     return frozenset(entries)

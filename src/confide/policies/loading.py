@@ -8,14 +8,12 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..errors import BadInput
+from ..plain_yaml import read_yaml
 from .base import REGISTRY, Entry, Policy
 from .compose import Exclude, Expression, Miss, Types, Union
 
 GROUP = "confide.policies"  # the entry-point group of plugins: a name, and a function from argument to policy
-LARGEST = 1 << 20  # bytes of a policy file
 DEEPEST = 50
 _MODULES = ("plain", "patterns", "pii", "spacy_levels", "scores", "known", "allowlist", "customersim", "compose")
 COMPOSED = {
@@ -116,26 +114,8 @@ def _number(text: str) -> float:
         raise BadInput(f"{text[:40]!r} is not a number, in miss(policy, rate, seed)") from None
 
 
-class _Loader(yaml.SafeLoader):
-    """Plain data only, and no aliases: a small file cannot unfold into a large one."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases are not allowed")
-        return super().compose_node(parent, index)
-
-
 def _from_yaml(path: Path) -> Policy:
-    try:
-        if path.stat().st_size > LARGEST:
-            raise BadInput(f"{path}: a policy file has at most {LARGEST >> 20} MB")
-        tree = yaml.load(path.read_text("utf-8"), _Loader)
-    except OSError as error:
-        raise BadInput(f"cannot read the policy file {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        raise BadInput(f"{path}{where}: not a YAML file of plain values without aliases") from None
+    tree = read_yaml(path, "the policy file")
     if (
         not isinstance(tree, dict)
         or tree.keys() - {"union", "exclude", "miss"}
@@ -179,8 +159,30 @@ def _types(names: Any, key: str, path: Path) -> frozenset[str] | None:
 
 
 def _beside(spec: str, path: Path) -> str:
-    """A file that a policy file names is looked for beside it."""
+    """A file that a policy file names is looked for beside it, and must lie there: a policy file is data, often someone else's.
+
+    *Formal guarantees.* A policy file reads files of its own folder and of folders below it only, links followed, and runs no
+    code but policies that are installed.
+    """
     name, colon, argument = spec.partition(":")
-    if colon and "(" not in name and name != "python" and (path.parent / argument).exists():
-        return f"{name}:{path.parent / argument}"
-    return spec
+    if "(" in name or "(" in argument or name == "python" or name.strip().endswith((".yaml", ".yml")):
+        raise BadInput(
+            f"{path}: a policy file names neither other policy files, nor composed policies, nor Python functions; compose them on the "
+            "command line, such as union(policy.yaml, python:module:function)"
+        )
+    if not colon:
+        return spec
+    entry, home = _shipped().get(name), path.parent.resolve()
+    file = home / argument
+    try:
+        named = (entry is not None and "FILE" in entry.argument) or file.exists()
+        if named and not file.resolve().is_relative_to(home):
+            raise BadInput(
+                f"{path}: {name}:… names a file outside of the policy file's folder; put it beside the policy file, or name it on the "
+                "command line"
+            )
+    except (OSError, RuntimeError, ValueError) as error:  # a name too long, links in a circle, a NUL
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"{path}: {name}:… is not followed by the name of a file") from None
+    return f"{name}:{file}" if named else spec

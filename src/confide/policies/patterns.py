@@ -17,7 +17,7 @@ from .numbers import code_type, internet_type, number_type, spaced_type
 # * None matches the mark, or looks at more than one character outside of its own match.
 # * A run that ends an expression takes in all letters and digits, or holds no place where another match could begin.
 # * Runs are possessive (*+, ++) or bounded, so that the time is linear; where a run may begin at many places of itself,
-#   what comes before it is bounded, too.
+#   what comes before it is bounded, too. A look ahead over signs among which a match could begin is bounded.
 
 STATES = (
     "AA|AE|AK|AL|AP|AR|AS|AZ|CA|CO|CT|DC|DE|FL|FM|GA|GU|HI|IA|ID|IL|IN|KS|KY|LA|MA|MD|ME|MH|MI|MN|MO|MP|MS|MT|NC|ND"
@@ -115,7 +115,7 @@ _WEAK = {
 # A password or a key may hold any signs, so the words before it belong to the match.
 _LOCKED = _either_case("password", "passwd", "pwd", "passcode", "token", "secret", "api key", "api_key", "apikey", "access key", "secret key")  # fmt: skip
 _SIGNS = "!#$%&*+/=?^~-"
-_PASSWORD = rf"(?=[\w{_SIGNS}]*?[0-9])(?=[\w{_SIGNS}]*?[A-Za-z])[\w{_SIGNS}]{{6,}}+"
+_PASSWORD = rf"(?=[\w{_SIGNS}]{{0,99}}?[0-9])(?=[\w{_SIGNS}]{{0,99}}?[A-Za-z])[\w{_SIGNS}]{{6,}}+"
 _QUERY = r"[?&](?i:[a-z]{1,12}[_-])?(?i:token|key|apikey|secret|password|passwd|pwd|sig|signature|auth|session|sid)="
 _QUERY_VALUE = r"(?=[\w%+/=~-]*?[0-9])[\w%+/=~-]{6,}+"
 
@@ -196,16 +196,19 @@ def scan(text: str) -> Iterator[tuple[int, int, str]]:
         return
     signs = "@" in text or "+" in text or "(" in text or "=" in text or "--" in text
     search = SCANNER.search if signs else _PLAIN.search
-    end = 0
+    end, line = 0, text.rfind("\n", 0, anchor.start())
     while anchor:
-        match = search(text, max(end, text.rfind("\n", end, anchor.start())))
+        match = search(text, max(end, line))
         if match is None:
             return
         group = match.lastgroup or ""
         if kind := _type(match, group, end):
             yield *match.span(group), kind
         end = match.end()
-        anchor = ANCHOR.search(text, end)
+        if anchor.start() < end and (
+            anchor := ANCHOR.search(text, end)
+        ):  # an anchor that is far away is looked for once
+            line = text.rfind("\n", end, anchor.start())
 
 
 def _type(match: re.Match[str], group: str, last: int) -> str | None:

@@ -190,6 +190,10 @@ def _folder(given: str) -> Path:
             folder = Path(snapshot_download(given, local_files_only=True))
         except (OSError, ValueError) as error:
             raise BadInput(f"{given}: no such folder, and no model of this name in the local cache") from error
+    else:
+        from ..models.tokens import refuse_code
+
+        refuse_code(folder)
     if not (folder / "config.json").is_file():
         raise BadInput(f"{folder}: no config.json, so this is not a Hugging Face model")
     if not any(folder.glob("*.safetensors")):

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from ..errors import ConfideError
+from ..errors import ConfideError, printable
 from .attack_lines import audits, lines
 from .gather import Found
 from .wording import METHODS, SELECTIVE, TITLES, epsilon, rounded_down, small, utility
@@ -169,11 +169,11 @@ def _list(items: list[str]) -> str:
 
 def _text(value: Any) -> str:
     """Any text as Markdown that shows it and does nothing else."""
-    return _SIGNS.sub(r"\\\1", " ".join(str(value).split())).replace("://", ":\u200b//")
+    return _SIGNS.sub(r"\\\1", printable(" ".join(str(value).split()))).replace("://", ":\u200b//")
 
 
 def _code(value: Any) -> str:
-    return str(value).replace("`", "'")
+    return printable(str(value)).replace("`", "'")
 
 
 def _code_span(value: Any) -> str:

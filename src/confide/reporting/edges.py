@@ -62,7 +62,10 @@ EDGES = (
     ),
     ("Verification", "It checks arithmetic and the ledger's chain, not whether the run did what the ledger says."),
     ("The hash chain", "It is no signature. Keep a copy of the certificate where the run cannot write."),
-    ("Noise in floating point", "Its last bits are not those of a real Gaussian; do not publish unrounded gradients."),
+    (
+        "Noise in floating point",
+        "Its last bits tell what it was added to; sums and noise are rounded to one lattice. How long a step takes is not covered.",
+    ),
     (
         "Selective privacy (S-DP)",
         "Its ε is for corpora of equal mask pattern and does not compare with a confidentiality ε.",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..accounting import issue, read_ledger
 from ..accounting import write as write_certificate
-from ..errors import BadInput, ConfideError
+from ..errors import BadInput, ConfideError, printable
 from ..rundir import locked
 from ..screening.output import write_private
 from . import wording
@@ -101,6 +101,7 @@ def _environment() -> Any:
         loader=PackageLoader("confide.reporting"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=lambda value: printable(value) if type(value) is str else value,  # before it is escaped
         trim_blocks=True,
         lstrip_blocks=True,
     )

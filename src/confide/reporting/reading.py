@@ -28,7 +28,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise BadInput(
             f"{folder} is not a run: it holds no config.yaml; name a folder that confide train made"
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         config = None
     if not isinstance(config, dict) or not isinstance(config.get("options"), dict) or "method" not in config["options"]:
         raise BadInput(f"{path} is damaged; without it nothing can be said about the run")

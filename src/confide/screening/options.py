@@ -49,6 +49,14 @@ class Options:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise BadInput(f"--{name.replace('_', '-')} must be one of {', '.join(str(c) for c in allowed if c)}")
+        for name, kind, said in (
+            ("max_words", int, "a whole number"), ("max_copies", int, "a whole number"), ("chunk", int, "a whole number"),
+            ("bloom_delta", (int, float), "a number"), ("policy", str, "text"), ("conservative", str, "text"), ("canaries", str, "text"),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            absent = value is None and name in ("max_words", "canaries")
+            if not absent and (isinstance(value, bool) or not isinstance(value, kind)):
+                raise BadInput(f"--{name.replace('_', '-')} must be {said}")
         chosen = replace(self, dedup=self.dedup or ("exact" if self.unit == "document" else "off"))
         if chosen.max_words is not None and chosen.max_words < 1:
             raise BadInput("--max-words must be at least 1")

@@ -62,7 +62,7 @@ def _read(path: Path) -> tuple[Review, dict[str, Any]]:
         return Review(records, **plain), found
     except OSError as error:
         raise BadInput(f"cannot read the review {path}: {error.strerror}; `confide review DIR` makes one") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         known = f" ({error})" if isinstance(error, BadInput) else ""
         raise BadInput(f"{path} is no review{known}; `confide review DIR` makes one") from None
 

@@ -444,9 +444,11 @@ def plan_of(
         if (folder / "review.json").exists():
             options = replace(options, review=str(folder / "review.json"))
         made = plan(screened or config["screened"], options, noises=config["noise"])
+    except BadInput:
+        raise
     except OSError:
         raise BadInput(f"there is nothing to resume: {folder} holds no {CONFIG}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise BadInput(f"{folder / CONFIG} is damaged; bring it back from a backup") from None
     if made.screened.manifest["digest"] != config["digest"]:
         raise BadInput(

@@ -20,7 +20,7 @@ from ..accounting.events import with_count
 from ..dp import Plan, PrivateGradients, Step
 from ..dp.clipping import PAID, ROOM
 from ..dp.losses import IGNORED, Inputs, Loss, token_weights
-from ..dp.noise import GaussianNoise
+from ..dp.noise import GaussianNoise, room
 from ..dp.rules.base import single
 from ..errors import BadInput, Refused
 from ..models import LstmForCausalLM, LstmState
@@ -77,9 +77,9 @@ def noised(states: Tensor, clip: float, multiplier: float, noise: GaussianNoise)
     norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
     kept = flat * (clip * (1 - ROOM[torch.float32]) / norms).clamp_max(1.0)
     clipped = torch.where(norms.isfinite(), kept, torch.zeros_like(kept)).to(states.dtype).view(states.shape)
-    drawn = torch.empty_like(clipped, memory_format=torch.contiguous_format)
-    noise.fill_(drawn, PAID * multiplier * clip)
-    return clipped + drawn
+    found = clipped.contiguous()
+    noise.add_(found, PAID * room(multiplier, flat.shape[1]) * multiplier * clip)
+    return found
 
 
 class Selective:

@@ -1,0 +1,288 @@
+"""What hostile files and names are made for: to hang, to swell, to reach outside, to run, and to paint. None of it works."""
+
+import gzip
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+import tracemalloc
+
+import pyarrow as pa
+import pytest
+import yaml
+
+from confide import config, readers, records
+from confide.cli import main
+from confide.errors import BadInput, printable
+from confide.policies import compose, load
+from confide.policies.base import Finding
+from confide.screening import Options
+
+PAINT = "\x1b[2J\x1b]8;;http://x\x07\x9b31m\r\u202e[red][/][link=x]\0"
+
+
+# --- to hang
+
+
+UNITS = (
+    "password=", "token: ", "secret-", "a:", ":a", "a=", "1 ", "12 A. ", "A-1 ", "A.", "a@", "a.a@", "://a:", "?key=a", "eyJ-", "-eyJ", "sk-a-", "xoxa-1-",
+    "github_pat_", "-----BEGIN PRIVATE KEY-----A", "P O Box 1 A ", "order number is ", "is ", "01 ", "(12) 12 ", "+1 1", "AB12 CDEF ", "4111 ", "May 1 ",
+    "AIza", "1-", "1.", "a1", "1a", "A", "_", "-", "\n", ", ", "PSC 1 Box 1 ", "USS A ", "my ID ", "12 Main ", "'", "#", "Ada ",
+)  # fmt: skip
+
+
+def seconds(policy, text):
+    began = time.process_time()
+    policy.find(text)
+    return time.process_time() - began
+
+
+def growth(policy, unit, size):
+    """How much longer four times the text takes; only looked at again if it seems too much."""
+    texts = [f"1 {(unit * (n // len(unit) + 1))[:n]} 1 a@b" for n in (size, 4 * size)]
+    for _ in range(4):
+        short, long = (seconds(policy, text) for text in texts)
+        if long < 0.02 or long / max(short, 1e-4) < 8:
+            return long / max(short, 1e-4)
+    return long / short
+
+
+@pytest.mark.parametrize(
+    "spec", ["patterns", "customersim", "digits", "allowlist", "exclude(patterns, digits)", "miss(digits, 0.5)"]
+)
+def test_the_time_of_built_in_policies_grows_with_the_text_and_not_with_its_square(spec):
+    policy = load(spec)
+    slow = {unit: ratio for unit in UNITS if (ratio := growth(policy, unit, 12_000)) >= 8}
+    assert not slow
+
+
+def test_a_square_would_be_seen():
+    class Square:
+        def find(self, text):
+            return [text.count("\0", at) for at in range(0, len(text), 4)]
+
+    assert growth(Square(), "a", 12_000) > 8
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)*b", "(a*)*b", "a*b|a", "(x+x+)+y", "(.*)(.*)(.*)[0-9]"])
+def test_a_users_pattern_cannot_hang_it(pattern, monkeypatch):
+    monkeypatch.setattr(compose, "PATIENCE", 0.3)
+    policy = compose.Expression(pattern, "MINE")
+    began, said = time.process_time(), ""
+    try:
+        policy.find("a" * 30_000 + "x" * 30_000)
+    except BadInput as error:
+        said = str(error)
+    assert not said or "the pattern of type MINE takes more than" in said
+    assert "aaa" not in said
+    assert time.process_time() - began < 5
+
+
+def test_a_pattern_that_looks_at_all_the_rest_for_every_match_is_refused(monkeypatch):
+    monkeypatch.setattr(compose, "PATIENCE", 0.2)
+    with pytest.raises(
+        BadInput, match=r"pattern of type A takes more than 0.2 seconds on one record of 200,000 characters"
+    ):
+        compose.Expression("a*b|a", "A").find("a" * 200_000)
+
+
+@pytest.mark.parametrize("pattern", ["x{1000}{1000}{1000}", "(" * 2000, "[", "(?=a)", r"(a)\1"])
+def test_a_pattern_that_is_none_or_too_large_is_refused(pattern):
+    with pytest.raises(BadInput, match="pattern of type P"):
+        compose.Expression(pattern, "P")
+
+
+def test_findings_inside_spans_are_those_a_loop_finds():
+    spans = [(2, 5), (7, 9), (20, 40)]
+    for start in range(45):
+        for end in range(start, 45):
+            slow = any(low <= start and end <= high for low, high in spans)
+            assert compose._inside(Finding(start, end, "A", "p"), spans) == slow
+
+
+# --- to swell
+
+
+def peak(act):
+    tracemalloc.start()
+    try:
+        act()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def read(path):
+    rows, bad = 0, []
+    for chunk in readers.chunks(readers.sources([str(path)]), records.Fields()):
+        good, wrong = records.parse(chunk)
+        rows, bad = rows + len(good), bad + wrong
+    return rows, bad
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+@pytest.mark.parametrize("filling", [b"a", b'[{"a":'])
+def test_a_compression_bomb_takes_no_more_memory_than_a_line_may_have(tmp_path, monkeypatch, kind, filling):
+    monkeypatch.setattr(records, "MAX_LINE", 1 << 20)
+    block = filling * ((64 << 20) // len(filling))
+    path = tmp_path / f"bomb.jsonl.{kind}"
+    path.write_bytes(gzip.compress(block, 1) if kind == "gz" else pa.compress(block, "zstd", asbytes=True))
+    assert path.stat().st_size < 1 << 20
+    del block
+    found = {}
+    assert peak(lambda: found.update(read=read(path))) < 16 << 20
+    rows, bad = found["read"]
+    assert (rows, len(bad)) == (0, 1)
+    assert "more than the 1 MB a line may have" in bad[0].reason
+
+
+@pytest.mark.parametrize(
+    "line", [b"[" * 500_000, b'{"text":' * 100_000, b'{"text": ' + b"9" * 100_000 + b"}", b'{"text": "a", "text": 1}']
+)
+def test_deep_nesting_and_endless_numbers_are_bad_rows(tmp_path, line):
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(b'{"text": "good"}\n' + line + b"\n")
+    rows, bad = read(path)
+    assert rows + len(bad) == 2
+    assert rows >= 1
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{chr(ord('a') + i)}: &{chr(ord('a') + i)} [{', '.join('*' + chr(ord('a') + i - 1) for _ in range(9))}]\n"
+    for i in range(1, 9)
+)
+
+
+@pytest.mark.parametrize("reads", [config.read_config, lambda path: load(str(path))], ids=["configuration", "policy"])
+@pytest.mark.parametrize(
+    "text", [BOMB, "a: !!python/object/apply:os.system [touch ran]", "!!python/name:os.system", "d: 2020-99-99", "[" * 5000, "? {a: 1}\n: 2", "x: \0", "=: <<"]
+)  # fmt: skip
+def test_yaml_makes_no_objects_and_does_not_unfold(tmp_path, monkeypatch, reads, text):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "file.yaml"
+    path.write_text(text)
+    with pytest.raises(BadInput):
+        reads(path)
+    assert not (tmp_path / "ran").exists()
+    path.write_text("a: " + "x" * (2 << 20))
+    with pytest.raises(BadInput, match="at most 1 MB"):
+        reads(path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_words": "9"}, {"max_copies": True}, {"bloom_delta": "x"}, {"policy": 5}, {"canaries": 1}, {"unit": None}],
+)
+def test_an_option_of_another_kind_is_refused(wrong):
+    with pytest.raises(BadInput, match="must be"):
+        Options(**{"policy": "digits", **wrong}).checked()
+
+
+# --- to reach outside, and to run
+
+
+@pytest.mark.parametrize(
+    "use", ["known:../outside.txt", "known:{outside}", "known:link.txt", "customersim:../outside.txt", "allowlist:{outside}", "pii:{outside}"]
+)  # fmt: skip
+def test_a_policy_file_reads_nothing_outside_of_its_folder(tmp_path, use):
+    home = tmp_path / "home"
+    home.mkdir()
+    (tmp_path / "outside.txt").write_text("Ada Byron\n")
+    (home / "link.txt").symlink_to(tmp_path / "outside.txt")
+    (home / "policy.yaml").write_text(yaml.safe_dump({"union": [use.format(outside=tmp_path / "outside.txt")]}))
+    with pytest.raises(BadInput, match="outside of the policy file's folder"):
+        load(str(home / "policy.yaml"))
+    (home / "inside.txt").write_text("Ada Byron\n")
+    (home / "policy.yaml").write_text("union: [known:inside.txt]")
+    assert load(str(home / "policy.yaml")).find("Ada Byron")
+
+
+@pytest.mark.parametrize("use", ["python:evil:find", "union(digits, python:evil:find)", "policy.yaml", "other.yaml"])
+def test_a_policy_file_runs_no_code_and_names_no_other(tmp_path, monkeypatch, use):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text("open('ran', 'w')\ndef find(text): return []")
+    (tmp_path / "policy.yaml").write_text(yaml.safe_dump({"union": [use]}))
+    with pytest.raises(BadInput, match="compose them on the command line"):
+        load(str(tmp_path / "policy.yaml"))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["../outside.arrow", "{outside}", "a/../../outside.arrow"])
+def test_a_saved_data_set_names_no_file_outside_of_its_folder(tmp_path, name):
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    (tmp_path / "outside.arrow").write_bytes(b"")
+    (folder / "dataset_info.json").write_text("{}")
+    state = {"_data_files": [{"filename": name.format(outside=tmp_path / "outside.arrow")}]}
+    (folder / "state.json").write_text(json.dumps(state))
+    with pytest.raises(BadInput, match="outside of the data set's folder"):
+        readers.sources([str(folder)])
+
+
+# --- to paint
+
+
+def command(*words, **more):
+    return subprocess.run(
+        [sys.executable, "-m", "confide", *map(str, words)], capture_output=True, timeout=120, env={**os.environ, "PYTHONUTF8": "1", "COLUMNS": "500"}, **more
+    )  # fmt: skip
+
+
+def test_a_corpus_and_its_names_cannot_paint_the_terminal(tmp_path):
+    """Ids, texts, labels, a file's name and a policy's: through the real command, with every record shown."""
+    corpus = tmp_path / "corpus\u202e[red].jsonl"
+    rows = [{"id": f"{i}{PAINT}", "text": f"{PAINT} call 555-010-{1000 + i} {PAINT}", "label": PAINT} for i in range(3)]
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (tmp_path / "p.yaml").write_text("union: [digits, {pattern: 'call', type: CALL}]")
+    done = command(
+        "screen", corpus, "--policy", tmp_path / "p.yaml", "--show", "3", "--label-field", "label", "--workers", "1", "-o", tmp_path / "out\u202e[bold]"
+    )  # fmt: skip
+    said = (done.stdout + done.stderr).decode()
+    assert done.returncode == 0, said
+    assert printable(said) == said
+    assert "[red]" in said
+    assert "555" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("verify", "no\x1b[2J\u202esuch"), ("screen", "no\x1b[2Jsuch.jsonl", "--policy", "\x1b[31mx"), ("\x1b[2J",)],
+)
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_what_a_message_quotes_cannot_paint_either(capsys, words, form):
+    with pytest.raises(SystemExit) as end:
+        main([*words, *form])
+    out, err = capsys.readouterr()
+    assert end.value.code == 2
+    assert printable(out + err) == out + err
+    if form and out:
+        assert json.loads(out)["exit_code"] == 2
+
+
+def test_an_answer_in_json_says_the_same_with_escapes(capsys):
+    from confide.cli import _answer
+
+    _answer({"a": PAINT, "b": "é日本"})
+    out = capsys.readouterr().out
+    assert printable(out) == out
+    assert json.loads(out) == {"a": PAINT, "b": "é日本"}
+    assert "é日本" in out
+
+
+def test_a_page_shows_hostile_text_and_nothing_else():
+    from confide.reporting.page import _environment
+
+    made = (
+        _environment().from_string("<p title='{{ x }}'>{{ x }}</p>").render(x=f"</p><script>alert(1)</script>'{PAINT}")
+    )
+    assert "<script" not in made
+    assert printable(made) == made
+
+
+def test_printable_keeps_text_of_all_scripts():
+    text = "Zoë 日本語 עברית 🏳️‍🌈 a\u00a0b\tc\nd"
+    assert printable(text) == text
+    assert printable("a\x1b[31mb\r\u202e\x00\x9b\ud800") == "a\ufffd[31mb\ufffd\ufffd\ufffd\ufffd\ufffd"
+    assert io.StringIO(printable("\x1b")).read() == "\ufffd"
