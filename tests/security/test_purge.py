@@ -10,6 +10,7 @@ import time
 from contextlib import closing
 
 import pytest
+import torch
 
 from confide import purging
 from confide.attacks.output import write_attacks
@@ -27,6 +28,7 @@ MODEL = {
     "method": "crt", "noise": 1.0, "delta": 1e-3, "validation_share": 0.1,
 }  # fmt: skip
 GOES = ["attacks.json", "checkpoints", "figures", "report.html", "screened"]
+torch.set_num_threads(1)  # a fork would wait for threads that are not in it
 STAYS = [
     ".lock",
     "certificate-shareable.json",
@@ -228,9 +230,12 @@ def test_a_run_that_another_process_trains_is_refused(home, capsys, monkeypatch,
     reads, tells = os.pipe()
     child = os.fork()
     if not child:
-        monkeypatch.setattr(loop.Work, "checkpoint", lambda work: (os.write(tells, b"at work"), time.sleep(600)))
-        train_plan(make_plan(home / "corpus", **options), home / "busy")
-        os._exit(0)
+        try:
+            monkeypatch.setattr(loop.Work, "checkpoint", lambda work: (os.write(tells, b"at work"), time.sleep(600)))
+            train_plan(make_plan(home / "corpus", **options), home / "busy")
+        finally:
+            os._exit(1)
+    os.close(tells)
     try:
         assert os.read(reads, 7) == b"at work"
         before = tree(home / "busy")
@@ -243,7 +248,6 @@ def test_a_run_that_another_process_trains_is_refused(home, capsys, monkeypatch,
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         os.close(reads)
-        os.close(tells)
     told = plan_purge(home / "busy").notes
     assert any("has not ended" in note for note in told)
     assert ask(capsys, "purge", home / "busy", "--yes")[0] == 0
