@@ -9,7 +9,7 @@ AXE := $(VENV)/axe
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 LOCKED := $(PIP) --require-hashes --no-deps --requirement
 
-.PHONY: setup demo test lint coverage mutate faults fuzz bench lock clean
+.PHONY: setup demo test long lint coverage mutate faults fuzz bench lock clean
 
 setup: $(STAMPS)/dev
 
@@ -53,8 +53,14 @@ lint: $(STAMPS)/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+PYTEST = OMP_NUM_THREADS=1 CONFIDE_AXE=$$(ls $(AXE)/node_modules/axe-core/axe.min.js 2>/dev/null) $(BIN)/pytest -q -n $(WORKERS)
+
 test: lint $(STAMPS)/browser
-	OMP_NUM_THREADS=1 CONFIDE_AXE=$$(ls $(AXE)/node_modules/axe-core/axe.min.js 2>/dev/null) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile
+	$(PYTEST) --dist loadfile -m "not long"
+
+# Pages followed to the letter, and planted mistakes that a test must catch; with `make test` these are all tests
+long: $(STAMPS)/browser
+	$(PYTEST) -m long
 
 # Lines and branches, also those that only the tests' own processes reach
 coverage: $(STAMPS)/browser

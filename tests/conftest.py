@@ -3,6 +3,7 @@ records, marks included, are screened by the real pipeline."""
 
 import itertools
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -23,7 +24,29 @@ phases = [phase for phase in Phase if phase != Phase.shrink or os.environ.get("C
 settings.register_profile("same everywhere", derandomize=True, deadline=None, phases=phases)
 settings.load_profile("same everywhere")
 
+# Processes that fork from one that has imported what takes long; confide itself is not among it, since some import a copy of it
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    [
+        "torch",
+        "transformers",
+        "hypothesis",
+        "pyarrow.parquet",
+        "duckdb",
+        "scipy.stats",
+        "dp_accounting",
+        "pytest",
+        "starlette.applications",
+        "uvicorn",
+    ]
+)
+
 KEY = b"k" * 32
+
+
+@pytest.fixture(scope="session")
+def forks():
+    return FORKS
 
 
 @pytest.fixture

@@ -222,10 +222,13 @@ GIVEN = {  # what a page takes for granted
     "report.md": ("confide screen chats.jsonl --policy patterns --conservative allowlist --unit turn -o screened",
                   "confide train screened --model gpt2-tiny --method crt --epsilon 2 --delta 1e-5 -o run",
                   "confide train screened --model gpt2-tiny --method crt --epsilon 2 --delta 1e-5 -o another"),
+    "security.md": ("confide screen chats.jsonl --policy patterns --conservative allowlist --unit turn -o screened",
+                    "confide train screened --model gpt2-tiny --method crt --epsilon 2 --delta 1e-5 -o run"),
     "review.md": ("confide screen chats.jsonl --policy patterns --conservative allowlist --unit turn -o screened",),
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_can_be_followed_to_the_letter(page, brought, store, tmp_path, monkeypatch, capsys):
     shutil.copytree(brought, tmp_path, dirs_exist_ok=True)

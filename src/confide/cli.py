@@ -878,7 +878,9 @@ def purge(
 ) -> None:
     """Remove the sensitive parts of a run, so that enough stays for `confide verify`; or a whole screened corpus.
 
-    Example: confide purge run --dry-run
+    Example:
+
+    confide purge run --dry-run
     """
     from .purging import plan_purge
     from .purging import purge as remove

@@ -1,7 +1,6 @@
 """Commands that meet a fault lose nothing and say what to do; and the harness that shows it sees a sync or a rename that is missing."""
 
 import json
-import multiprocessing
 import shutil
 from pathlib import Path
 
@@ -10,10 +9,6 @@ import pytest
 HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1] / "src" / "confide"
 
-FORKS = multiprocessing.get_context("forkserver")  # what every harness imports takes longer than its points
-FORKS.set_forkserver_preload(
-    ["torch", "transformers", "pyarrow.parquet", "duckdb", "scipy.stats", "dp_accounting", "uvicorn"]
-)
 RUN = """
 import os, sys
 log = os.open({log!r}, os.O_WRONLY | os.O_CREAT)
@@ -29,13 +24,13 @@ os._exit(code)
 """
 
 
-def harness(folder, *arguments, source=PACKAGE.parent):
+def harness(forks, folder, *arguments, source=PACKAGE.parent):
     """Run the harness on a source. Out: its exit code, and the lines of its log."""
     log = folder / "log.txt"
     lines = folder / "points.jsonl"
     arguments = [*map(str, arguments), "--log", str(lines)]
     code = RUN.format(log=str(log), source=str(source), here=str(HERE), arguments=arguments)
-    child = FORKS.Process(target=exec, args=(code, {}))
+    child = forks.Process(target=exec, args=(code, {}))
     child.start()
     child.join(300)
     if child.is_alive():
@@ -47,8 +42,8 @@ def harness(folder, *arguments, source=PACKAGE.parent):
 FEW = "screen:*,train:power,train:second,review:kill,review:power"
 
 
-def test_a_few_points_of_each_kind_lose_nothing_and_are_told_clearly(tmp_path):
-    code, lines = harness(tmp_path, "--points", 13, "--seed", 4, "--only", FEW)
+def test_a_few_points_of_each_kind_lose_nothing_and_are_told_clearly(tmp_path, forks):
+    code, lines = harness(forks, tmp_path, "--points", 13, "--seed", 4, "--only", FEW)
     assert [line for line in lines if line["outcome"] == "FAILED"] == []
     assert code == 0
     assert len(lines) == 13
@@ -84,15 +79,14 @@ SABOTAGE = {
 }
 
 
-@pytest.mark.mutation
 @pytest.mark.parametrize("name", SABOTAGE)
-def test_a_missing_sync_or_rename_is_seen(name, tmp_path):
+def test_a_missing_sync_or_rename_is_seen(name, tmp_path, forks):
     file, right, wrong, arguments = SABOTAGE[name]
     shutil.copytree(PACKAGE, tmp_path / "confide", ignore=shutil.ignore_patterns("__pycache__"))
     path = tmp_path / "confide" / file
     source = path.read_text()
     assert source.count(right) == 1, "the sabotage no longer fits the source: update it"
     path.write_text(source.replace(right, wrong))
-    code, lines = harness(tmp_path, *arguments, "--lost", 1, source=tmp_path)
+    code, lines = harness(forks, tmp_path, *arguments, "--lost", 1, source=tmp_path)
     assert code == 1
     assert any(line["outcome"] == "FAILED" for line in lines)

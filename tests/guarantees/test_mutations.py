@@ -1,6 +1,5 @@
 """Plausible mistakes, applied to a copy of the source: each must be caught by the test that is named beside it."""
 
-import multiprocessing
 import shutil
 from pathlib import Path
 
@@ -367,11 +366,6 @@ MISTAKES = {
     ),
 }
 
-# What most tests import takes longer than they do: a server that has it already forks for each mistake
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    ["torch", "transformers", "hypothesis", "pyarrow.parquet", "duckdb", "scipy.stats", "pytest"]
-)
 RUN = """
 import os, sys
 log = os.open({log!r}, os.O_WRONLY | os.O_CREAT)
@@ -386,9 +380,9 @@ sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", {t
 """
 
 
-@pytest.mark.mutation
+@pytest.mark.long
 @pytest.mark.parametrize("name", MISTAKES)
-def test_the_named_test_catches_the_mistake(name, tmp_path):
+def test_the_named_test_catches_the_mistake(name, tmp_path, forks):
     file, right, wrong, test = MISTAKES[name]
     # With what is compiled already, but for the file with the mistake
     shutil.copytree(PACKAGE, tmp_path / "confide", ignore=shutil.ignore_patterns(f"{Path(file).stem}.*.pyc"))
@@ -398,7 +392,7 @@ def test_the_named_test_catches_the_mistake(name, tmp_path):
     path.write_text(source.replace(right, wrong))
     log = tmp_path / "log.txt"
     code = RUN.format(log=str(log), root=str(ROOT), copy=str(tmp_path), test=str(ROOT / "tests" / test))
-    child = FORKS.Process(target=exec, args=(code, {}))
+    child = forks.Process(target=exec, args=(code, {}))
     child.start()
     child.join(300)
     if child.is_alive():

@@ -6,7 +6,6 @@ but says nothing about a class of its own, so that misses can be private (Q1) or
 
 import inspect
 import json
-import multiprocessing
 import os
 import re
 import shutil
@@ -96,9 +95,6 @@ from confide.review import serve
 """
 ALONE = SERVER + "serve(sys.argv[1], say=lambda text: print(text, flush=True), open_browser=sys.argv[2] == 'True')"
 FORKED = SERVER + "serve(folder, port=port, say=said.send, open_browser=False)"
-# What a server imports takes longer than most tests: a process that has it already forks for each of them
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["confide.review", "confide.review.app", "uvicorn"])
 
 
 @pytest.fixture
@@ -121,13 +117,13 @@ def server_of():
 
 
 @pytest.fixture
-def forked_server_of():
+def forked_server_of(forks):
     """As `server_of`, in a fork, at once."""
     running = []
 
     def start(folder, port=0):
-        here, there = FORKS.Pipe()
-        process = FORKS.Process(target=exec, args=(FORKED, {"folder": str(folder), "port": port, "said": there}))
+        here, there = forks.Pipe()
+        process = forks.Process(target=exec, args=(FORKED, {"folder": str(folder), "port": port, "said": there}))
         process.start()
         running.append((process, here))
         return process, re.search(r"http\S+", here.recv())[0]
