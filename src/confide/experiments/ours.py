@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .scales import ORIGINAL
+from .scales import ORIGINAL, SST2
 from .study import Check, Row, Study, Sweep
 
 WHOLE = {"unit": "document", "dedup": "off"}
@@ -44,8 +44,10 @@ SEARCH = Study(
         Row(f"{method}, {', '.join(f'{name} {value:g}' for name, value in options.items())}", ORIGINAL, "lstm", method, {**WHOLE, "missed": 0.1},
             {"epsilon": 2.74, **options}, start="public lines" if method == "crt" else None, size="large")
         for method, some in SEARCHED.items() for options in some
+    ) + tuple(
+        Row(f"dpsgd on SST-2, learning_rate {rate:g}", SST2, "encoder", "dpsgd", {"policy": "low-entity"}, {"learning_rate": rate}) for rate in (3e-3, 1e-2, 3e-2)
     ),
-    ("epsilon", "ppl", "ppl_non_secret", "ppl_secret"), split="valid",
+    ("epsilon", "ppl", "ppl_non_secret", "ppl_secret", "class_accuracy"), split="valid",
     notes="Every run of a search on the same private records is a release of its own: whoever chooses by them spends them all. Together they cost less than "
     "the sum of their ε, and `confide train --tuning-runs` counts them; the certificates of the other tables are those of single runs, and do not.",
 )  # fmt: skip

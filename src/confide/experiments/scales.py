@@ -144,7 +144,7 @@ def _two_cores() -> Scale:
                                       "private_learning_rate": 1e-3} for name in PRIVATE},
             **{f"encoder {name}": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "epochs": 5, "lora": 8,
                                    "private_learning_rate": 3e-3} for name in PRIVATE},
-            "encoder dpsgd": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "epochs": 5, "lora": 8, "learning_rate": 3e-3},
+            "encoder dpsgd": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "epochs": 5, "lora": 8, "learning_rate": 1e-2},
             "encoder jft": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "phase1_epochs": 3, "epochs": 2,
                             "lora": 8, "learning_rate": 1e-3, "private_learning_rate": 3e-4},
             "pretrained jft": {"epsilon": 3.0, "delta": 1e-6, "clip_norm": 0.1, "private_batch_size": 64, "phase1_epochs": 2, "epochs": 2,
