@@ -58,9 +58,9 @@ PYTEST = OMP_NUM_THREADS=1 CONFIDE_AXE=$$(ls $(AXE)/node_modules/axe-core/axe.mi
 test: lint $(STAMPS)/browser
 	$(PYTEST) --dist loadfile -m "not long"
 
-# Pages followed to the letter, and planted mistakes that a test must catch; with `make test` these are all tests
+# Pages followed to the letter, every command searched for leaks, and planted mistakes that a test must catch; with `make test` these are all tests
 long: $(STAMPS)/browser
-	$(PYTEST) -m long
+	$(PYTEST) --dist loadfile -m long
 
 # Lines and branches, also those that only the tests' own processes reach
 coverage: $(STAMPS)/browser

@@ -33,6 +33,7 @@ from confide.rundir import owner_only
 from confide.screening import Screened
 from confide.screening.output import write_private
 
+pytestmark = pytest.mark.long  # every command, once
 HERE = Path(__file__).parent
 PLAIN_WORDS = [
     "the parcel was sent to you last week",
@@ -383,14 +384,16 @@ def test_a_review_keeps_places_of_secrets_not_their_text(home, done, find, mark,
     folder = shutil.copytree(home / "runs" / "screened", tmp_path / "screened")
     store = open_store(folder, sample=200)
     marked = 0
-    for place in range(store.frontier(), len(store.order)):
+    begun = store.frontier()  # what the pass over all commands has answered before, unread
+    for place in range(len(store.order)):
         text = store.show(place).text
         for one in mark["missed"]:
             starts = [n for n in range(len(text)) if text.startswith(one, n)]
             for start in starts:
                 store.act(place, "mark", store.state(store.order[place]).version, start, start + len(one))
                 marked += 1
-        store.act(place, "answer", store.state(store.order[place]).version)
+        if place >= begun:
+            store.act(place, "answer", store.state(store.order[place]).version)
     counting.save(store, counting.counted(store))
     store.close()
     assert marked > 5
