@@ -1,6 +1,7 @@
 """One private training step against plain training and against other private engines. Ratios within one run.
 
 python benchmarks/engine.py [--quick] [--json] [--models NAMES] [--rounds N] [--no-peers | --all-peers] [--keep-memory]
+python benchmarks/engine.py --noise [--json]
 python benchmarks/engine.py --profile MODEL [--arm ARM]
 
 A step is forward, backward, noise, AdamW and zero_grad. `plain` is the loop as people write it; `strongest` is plain
@@ -12,6 +13,9 @@ same loss (the mean over a record's tokens) to norm 1, add noise of multiplier 1
 what they need to run and to be fast: Linear for Conv1D, position ids by record, DPLSTM, untied weights for ghost
 clipping, an initial state for vmap's LSTM. `--keep-memory` gives the allocator to all arms. On a machine that others
 use too, set OMP_WAIT_POLICY=PASSIVE: threads that spin for a core that is taken distort every arm's time.
+
+`--noise` adds noise to 16 million numbers: the compiled loops, torch in their place, and torch's own normal_ (which is not from
+secret coins and not on a lattice).
 
 NAMES are models or groups of them; a model's sizes can be changed: gpt2-small:B8:T512 (Batch, T tokens, Vocabulary).
 """
@@ -407,6 +411,31 @@ def show(found: Numbers) -> None:
     Console(width=None if sys.stdout.isatty() else 150).print(about, table, sep="\n", highlight=False)
 
 
+def noise(rounds: int) -> Numbers:
+    """Nanoseconds a number of three ways to make noise, in turn; medians of ratios to torch's normal_."""
+    made: Any = importlib.import_module("confide.dp.noise")
+    source, sums, compiled = made.GaussianNoise(), torch.zeros(2**24), made.COMPILED
+    ways: dict[str, tuple[object, Callable[[], object]]] = {
+        "compiled": (compiled, lambda: source.add_(sums, 1.0)),
+        "torch in its place": (None, lambda: source.add_(sums, 1.0)),
+        "normal_": (compiled, sums.normal_),
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds + 1):
+        for name, (made.COMPILED, run) in ways.items():
+            began = time.perf_counter()
+            run()
+            times[name].append((time.perf_counter() - began) / len(sums) * 1e9)
+    return {
+        name: {
+            "nanoseconds": statistics.median(own[1:]),
+            "to normal_": statistics.median(a / b for a, b in zip(own[1:], times["normal_"][1:], strict=True)),
+        }
+        for name, own in times.items()
+        if name != "compiled" or compiled
+    }
+
+
 def profile(arm: str, shape: Shape) -> None:
     step = make(arm, shape)
     step()
@@ -425,6 +454,7 @@ def main() -> None:
     arguments.add_argument("--no-peers", action="store_true")
     arguments.add_argument("--all-peers", action="store_true", help="also for models outside of main and quick")
     arguments.add_argument("--keep-memory", action="store_true", help="the same allocator setting for every arm")
+    arguments.add_argument("--noise", action="store_true", help="noise alone")
     arguments.add_argument("--profile", metavar="MODEL", help="the costliest operations of five steps of one arm")
     arguments.add_argument("--arm", choices=[*ARMS, *PEERS], default="confide", help="the arm to profile")
     arguments.add_argument("--serve", choices=[*ARMS, *PEERS], help=argparse.SUPPRESS)
@@ -434,6 +464,10 @@ def main() -> None:
         return serve(given.serve, shape_of(given.models), given.keep_memory)
     if given.profile:
         return profile(given.arm, shape_of(given.profile))
+    if given.noise:
+        alone = noise(given.rounds or 9)
+        print(json.dumps(alone) if given.json else "\n".join(f"{name:20} {times}" for name, times in alone.items()))
+        return None
     names = (given.models or ("quick" if given.quick else "main")).split(",")
     rounds, turn = (
         max(2, given.rounds or (2 if given.quick else 9)),

@@ -59,8 +59,9 @@ def rounding(square: Tensor, spread: Tensor, dtype: torch.dtype) -> Tensor:
     *Formal guarantees.* In double precision the error of inner products of n terms, n·u·Σ|x_i y_i| in any order of summation,
     is below 2⁻³⁷ of the squared spread for n < 10⁵: nothing is assumed. In single precision that worst case is far
     above what happens, and a model stands in its place: a matrix product sums in blocks of at most some four hundred
-    terms, so that sums which lose all their small terms lose at most about 200·2⁻²⁴ each, and errors of different
-    signs leave at most half of 2⁻²⁴ of the squared spread. What the model leaves open (both Gram matrices stagnating
+    terms (384 with AVX-512), so that a sum which loses all its small terms loses at most about 256·2⁻²⁴, or what
+    `gram_square` puts on top for wide layers, and errors of different signs leave at most half of 2⁻²⁴ of the
+    squared spread. What the model leaves open (both Gram matrices stagnating
     at once, the rounding of the weighted sum itself) stays below 2⁻¹² of the norm where the squared spread is at most
     1024 squares, and is paid for by noise that is larger by 2⁻¹² (`PAID`); beyond, norms *and* sums are taken in double
     precision. tests/dp/test_rounding.py holds all this against sums that cancel and stagnate on purpose.

@@ -1,7 +1,9 @@
-"""Gaussian noise from secret coins: a sum and a standard deviation in, the noised sum out, both on one lattice."""
+"""Gaussian noise from secret coins: a sum and a standard deviation in, the noised sum out, on one lattice."""
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import math
 import threading
 from collections.abc import Iterator
@@ -15,80 +17,115 @@ from ..accounting.events import check_number
 from ..errors import BadInput
 from .keystream import Keystream, Secretive, process
 
-PAIRS = 2**18  # a block of draws: 5 MB, so that it stays in cache and calls are few enough not to fight for the GIL
+PAIRS = 2**16  # a block of draws: in the cache, and large enough that threads seldom wait for Python's lock
 SMALL = 2**16  # elements below which threads do not pay
-STAGED = 2**18  # elements that are noised at a time
 CELLS = 2.0**32  # of the lattice in a standard deviation: each holds about 2^20 doubles, and √d cells are little
 MOST_LANES = 16
 STD = (1e-15, 1e15)
+BITS = 63
 RARE_LOW, RARE_HIGH = 2.0**-19, 1 - 2.0**-20  # outside, a radius gets 64 more bits
-_WORDS = {torch.float32: (torch.int32, 31), torch.float64: (torch.int64, 63)}
+SPARE = 64  # words drawn with each block for such radii; a block needs 0.4 on average
 
 
-class _Lane:
-    """One thread's keystream and scratch: Box–Muller in place."""
+def _compiled() -> ctypes.CDLL | None:
+    """The loops of noise.c; None where confide was installed without a C compiler. Then torch does the same, more slowly."""
+    found = importlib.util.find_spec("confide.dp._noise")
+    if found is None or found.origin is None:
+        return None
+    library = ctypes.CDLL(found.origin)
+    number, size, address = ctypes.c_double, ctypes.c_long, ctypes.c_void_p
+    library.confide_draw.argtypes = [address, size, address, size, number, number, number, address]
+    for name in ("confide_lattice32", "confide_lattice64"):
+        getattr(library, name).argtypes = [address, address, size, number]
+        getattr(library, name).restype = None
+    return library
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.word, self.bits = _WORDS[dtype]
-        self.stream = Keystream(2 * PAIRS * self.word.itemsize)
-        self.radius, self.angle, self.part = torch.empty(3, PAIRS, dtype=dtype, device="cpu")
-        self.half_cell = torch.tensor(2.0 ** -(self.bits + 1), dtype=dtype, device="cpu")
-        self.half_turn = torch.tensor(math.pi * 2.0 ** -(self.bits + 1), dtype=dtype, device="cpu")
+
+COMPILED = _compiled()
+
+
+class Lane:
+    """One thread's keystream and scratch: Box–Muller and the lattice, in place, a block at a time."""
+
+    def __init__(self) -> None:
+        self.stream = Keystream(16 * PAIRS + 8 * SPARE)
+        self.radius, self.angle = torch.empty(2, PAIRS, dtype=torch.float64, device="cpu")
+        self.drawn, self.sums = torch.empty(2, 2 * PAIRS, dtype=torch.float64, device="cpu")
+        self.half_cell = torch.tensor(2.0 ** -(BITS + 1), dtype=torch.float64, device="cpu")
+        self.half_turn = math.pi * self.half_cell
 
     def run(self, blocks: Iterator[torch.Tensor], std: float) -> None:
         for block in blocks:
-            self.fill(block, std)
+            self.add(block, std)
 
-    def fill(self, out: torch.Tensor, std: float) -> None:
-        pairs = (len(out) + 1) // 2
-        coins = torch.from_numpy(self.stream.take(2 * pairs * self.word.itemsize)).view(self.word)
-        radius, angle, part = self.radius[:pairs], self.angle[:pairs], self.part[:pairs]
+    def add(self, block: torch.Tensor, std: float) -> None:
+        """What `GaussianNoise.add_` does, for at most 2·PAIRS numbers: draw in units of the lattice, round, add, scale back."""
+        step, drawn = cell(std), self.drawn[: len(block)]
+        self.draw(drawn, std / step)
+        if COMPILED:
+            loop = COMPILED.confide_lattice32 if block.dtype == torch.float32 else COMPILED.confide_lattice64
+            loop(block.data_ptr(), drawn.data_ptr(), len(block), step)
+            return
+        sums = self.sums[: len(block)].copy_(block).mul_(1 / step).round_()
+        block.copy_(drawn.round_().add_(sums).mul_(step))
+
+    def draw(self, out: torch.Tensor, std: float) -> None:
+        """Overwrite `out` with fresh draws of N(0, std²) in double precision."""
+        words = 2 * ((len(out) + 1) // 2)
+        coins = self.stream.take(8 * (words + SPARE))
+        first, spare = coins.ctypes.data, coins.ctypes.data + 8 * words
+        if COMPILED and COMPILED.confide_draw(first, len(out), spare, SPARE, std, RARE_LOW, RARE_HIGH, out.data_ptr()):
+            return
+        self._by_torch(torch.from_numpy(coins).view(torch.int64)[:words], out, std)
+
+    def _by_torch(self, coins: torch.Tensor, out: torch.Tensor, std: float) -> None:
+        pairs, rest = len(coins) // 2, len(out) - len(coins) // 2
+        radius, angle = self.radius[:pairs], self.angle[:pairs]
         radius.copy_(coins[:pairs])
         angle.copy_(coins[pairs:])
-        torch.add(self.half_cell, radius, alpha=2.0**-self.bits, out=radius).abs_()
-        torch.add(self.half_turn, angle, alpha=math.pi * 2.0**-self.bits, out=angle)
+        torch.add(self.half_cell, radius, alpha=2.0**-BITS, out=radius).abs_()
+        torch.add(self.half_turn, angle, alpha=math.pi * 2.0**-BITS, out=angle)
         low, high = torch.aminmax(radius)
         u = radius.numpy()
         rare: NDArray[np.int64] = np.empty(0, np.int64)
         if float(low) < RARE_LOW or float(high) > RARE_HIGH:
             rare = np.flatnonzero((u < RARE_LOW) | (u > RARE_HIGH))
-            words = coins.numpy()[rare].astype(np.int64)
+            words = coins.numpy()[rare]
         radius.log_().mul_(-2 * std * std).sqrt_()
         if len(rare):
             u[rare] = self._refined(words) * std
-        torch.mul(torch.cos(angle, out=part), radius, out=out[:pairs])
-        rest = len(out) - pairs
-        torch.mul(torch.sin(angle, out=part)[:rest], radius[:rest], out=out[pairs:])
+        torch.cos(angle, out=out[:pairs]).mul_(radius)
+        torch.sin(angle[:rest], out=out[pairs:]).mul_(radius[:rest])
 
     def _refined(self, words: NDArray[np.int64]) -> NDArray[np.float64]:
-        """sqrt(-2 log u) for u = (cell + w)·2^-bits with 64 fresh bits for w, exact to float64 near both 0 and 1."""
-        cell = np.where(words < 0, ~words, words)
-        fresh = self.stream.take(8 * len(cell)).view(np.uint64)
+        """sqrt(-2 log u) for u = (cell + w)·2^-63 with 64 fresh bits for w, exact to double precision near both 0 and 1."""
+        place = np.where(words < 0, ~words, words)
+        fresh = self.stream.take(8 * len(place)).view(np.uint64)
         within = (fresh.astype(np.float64) + 0.5) * 2.0**-64
-        upper = cell >= 2 ** (self.bits - 1)
-        cell[upper] = (2**self.bits - 1) - cell[upper]
-        u = (cell + within) * 2.0**-self.bits
+        upper = place >= 2 ** (BITS - 1)
+        place[upper] = (2**BITS - 1) - place[upper]
+        u = (place + within) * 2.0**-BITS
         root: NDArray[np.float64] = np.sqrt(-2 * np.where(upper, np.log1p(-u), np.log(u)))
         return root
 
 
 class GaussianNoise(Secretive):
-    """Draws independent N(0, std²) from coins of the operating system. There is no seed, here or anywhere.
+    """Adds independent N(0, std²) from coins of the operating system. There is no seed, here or anywhere.
 
     *Formal guarantees.* Taking AES-256 as pseudorandom (`Keystream`), every pair of draws is the Box–Muller image of a
     radius and an angle that are uniform on grids and independent of all others: across elements, calls, threads, forked
     processes and instances.
 
-    *Tail.* A radius comes from a 31-bit uniform u, to which 64 more bits are given where u is below 2^-19 or above
-    1-2^-20; so u is at least 2^-96 and never 0 or 1. The largest reachable |z| is sqrt(2·96·ln 2) = 11.5 (float64: 63
-    bits, 13.3), and no draw is infinite. An ideal Gaussian pair leaves that disc with probability 2^-96 = 1.3e-29. Cutting
-    it off is a change of total variation d/2·2^-96 a step for d parameters, whatever the shift between neighbours: with a
-    shift of 2C, the outputs that only one of two neighbours can reach lie where the other's draw has left the disc, and
-    what they add to δ is at most (1+e^ε)·T·d/2·2^-96: 1e-15 at d=1e9, T=1e5, ε=0, and below 1e-9 up to ε=14. (A 40-bit u
-    would leave 9e-13 a pair: 82e6 parameters would add 4e-5 to δ in a single step.)
+    *Tail.* A radius comes from a 63-bit uniform u, to which 64 more bits are given where u is below 2^-19 or above
+    1-2^-20; so u is at least 2^-128 and never 0 or 1. The largest reachable |z| is sqrt(2·128·ln 2) = 13.3, and no draw is
+    infinite. An ideal Gaussian pair leaves that disc with probability 2^-128 = 2.9e-39. Cutting it off is a change of total
+    variation d/2·2^-128 a step for d parameters, whatever the shift between neighbours: with a shift of 2C, the outputs
+    that only one of two neighbours can reach lie where the other's draw has left the disc, and what they add to δ is at most
+    (1+e^ε)·T·d/2·2^-128: below 1e-9 at d=1e9, T=1e5 up to ε=36. (A 40-bit u would leave 9e-13 a pair: 82e6 parameters would
+    add 4e-5 to δ in a single step.)
 
-    *Lattice.* `add_` is what releases: see there. `fill_` alone writes floating-point numbers, whose last bits tell what they
-    were added to (Mironov 2012); nothing that was only filled and added may be released.
+    *Lattice.* Numbers that were drawn in floating point and added to a sum tell by their last bits what they were added to
+    (Mironov 2012); hence there is `add_` alone, and no way to have the draws themselves.
     """
 
     def __init__(self) -> None:
@@ -97,70 +134,59 @@ class GaussianNoise(Secretive):
     def _start(self) -> None:
         self._process = process()
         self._lock = threading.Lock()
-        self._lanes: dict[torch.dtype, list[_Lane]] = {}
+        self._lanes: list[Lane] = []
         self._threads = max(1, min(torch.get_num_threads(), MOST_LANES))
         self._pool: ThreadPoolExecutor | None = None
 
     def add_(self, sums: torch.Tensor, std: float) -> None:
         """Round `sums` to a lattice and add noise of standard deviation `std` on the same lattice, in place.
 
-        *Formal guarantees.* The lattice is g·ℤ with g = `cell(std)`, a public power of two. Each number x becomes
-        fl(g·(round(x/g) + round(z/g))), z a fresh draw in double precision: both roundings are to whole numbers, which
-        double precision adds exactly (or, beyond 2^53, correctly rounded), and fl is one rounding to the tensor's type. So
-        the outcome is a function of round(x/g)·g + z, the Gaussian mechanism on the rounded sum, and of nothing else of x:
-        which outcomes are possible, and how finely they are spaced, does not depend on x, and the last bits say no more
-        than the mechanism does. Rounding moves each of d numbers by at most g/2: two sums a distance Δ apart become
-        sums at most Δ + g·√d apart, for which the caller pays (`room`).
+        *Formal guarantees.* Every number gets one fresh draw. The lattice is g·ℤ with g = `cell(std)`, a public power of two.
+        Each number x becomes fl(g·(round(x/g) + round(z/g))), z a fresh draw in double precision: both roundings are to
+        whole numbers, which double precision adds exactly (or, beyond 2^53, correctly rounded), and fl is one rounding to
+        the tensor's type. So the outcome is a function of round(x/g)·g + z, the Gaussian mechanism on the rounded sum, and
+        of nothing else of x: which outcomes are possible, and how finely they are spaced, does not depend on x, and the last
+        bits say no more than the mechanism does. Rounding moves each of d numbers by at most g/2: two sums a distance Δ
+        apart become sums at most Δ + g·√d apart, for which the caller pays (`room`). A std outside (1e-15, 1e15] is
+        refused: its square must neither vanish nor overflow.
 
         *Not proven.* z is drawn on a finite grid by the double-precision logarithm, sine and cosine of the platform. A cell
         of the lattice holds about 2^70 pairs of coins, so that its mass is within about 2^-35 of a Gaussian's, if those
         functions are right to a few units in the last place; that is an estimate, not a theorem. Time is not covered.
         """
-        flat = _flat(sums)
-        if not len(flat):
-            return
-        step = cell(std)
-        pieces = [sums.detach()] if len(flat) <= STAGED else list(torch.split(flat, STAGED))
-        drawn = torch.empty(pieces[0].shape, dtype=torch.float64, device="cpu")
-        for piece in pieces:
-            total = drawn if piece.shape == drawn.shape else drawn[: len(piece)]
-            self.fill_(total, std)
-            total.mul_(1 / step).round_()
-            total.add_(piece.to("cpu", torch.float64).mul_(1 / step).round_())
-            piece.copy_(total.mul_(step))
-
-    def fill_(self, out: torch.Tensor, std: float) -> None:
-        """Overwrite `out`, on the CPU, with noise of standard deviation `std`.
-
-        *Formal guarantees.* Every element gets one fresh draw. An empty tensor draws nothing. A std outside
-        (1e-15, 1e15] is refused: its square must neither vanish nor overflow.
-        """
+        if sums.dtype not in (torch.float32, torch.float64) or not sums.is_contiguous():
+            raise BadInput(
+                f"noise is added to contiguous float32 or float64 tensors, not to {sums.dtype} with strides "
+                f"{tuple(sums.stride())}; accumulate gradients in a buffer of that kind"
+            )
         check_number("the noise's standard deviation", std, *STD)
-        flat = _flat(out)
+        flat = sums.detach().view(-1)
+        here = flat.cpu()
         if self._process != process():
             self._start()
         with self._lock:
-            self._fill(flat, float(std))
+            self._add(here, float(std))
+        if here is not flat:
+            flat.copy_(here)
 
-    def _fill(self, flat: torch.Tensor, std: float) -> None:
+    def _add(self, flat: torch.Tensor, std: float) -> None:
         if not len(flat):
             return
-        if flat.dtype not in self._lanes:
+        if not self._lanes:
             with torch.inference_mode(False):  # else scratch made in inference mode could not be used outside
-                self._lanes[flat.dtype] = [_Lane(flat.dtype) for _ in range(self._threads)]
-        lanes = self._lanes[flat.dtype]
-        if len(flat) <= SMALL or len(lanes) == 1:
-            lanes[0].run(iter(torch.split(flat, 2 * PAIRS)), std)
+                self._lanes = [Lane() for _ in range(self._threads)]
+        if len(flat) <= SMALL or self._threads == 1:
+            self._lanes[0].run(iter(torch.split(flat, 2 * PAIRS)), std)
             return
         if self._pool is None:
             self._pool = _pool(self._threads)
         # The lanes share one iterator: whoever is free takes the next block.
-        blocks = iter(torch.split(flat, min(2 * PAIRS, -(-len(flat) // len(lanes)))))
+        blocks = iter(torch.split(flat, min(2 * PAIRS, -(-len(flat) // self._threads))))
         try:
-            for done in [self._pool.submit(lane.run, blocks, std) for lane in lanes]:
+            for done in [self._pool.submit(lane.run, blocks, std) for lane in self._lanes]:
                 done.result()
         except BaseException:  # an interrupt: threads may still be at work on these lanes, which nobody may share
-            self._lanes, self._pool = {}, None
+            self._lanes, self._pool = [], None
             raise
 
 
@@ -206,12 +232,3 @@ def room(multiplier: float, numbers: int) -> float:
             "would be coarser than one record's contribution; train fewer parameters or take less noise"
         )
     return 1 + more
-
-
-def _flat(out: torch.Tensor) -> torch.Tensor:
-    if out.dtype not in _WORDS or not out.is_contiguous():
-        raise BadInput(
-            f"noise is written into contiguous float32 or float64 tensors, not into {out.dtype} with strides "
-            f"{tuple(out.stride())}; accumulate gradients in a buffer of that kind"
-        )
-    return out.detach().view(-1)

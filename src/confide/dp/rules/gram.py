@@ -7,9 +7,18 @@ from torch import Tensor
 
 from .base import Measured
 
-BLOCK = 32  # positions of a row of blocks; blocks above the diagonal are never formed
+BLOCK, WIDE_BLOCK = (
+    128,
+    64,
+)  # positions of a row of blocks, also where features are many; none above the diagonal is formed
 MOST_BLOCKS = 4
+WIDE = 2048  # features from which a product an example is faster on a CPU than one batched product
+SHORT = 32  # positions below which products add up one by one
 LONGEST, FEW = 8192, 512  # features summed in single precision (the second below 32 positions); parts add in double
+COVERED, LOST = (
+    256,
+    400,
+)  # terms of an inner product that may vanish beside the first: what `rounding` covers, and the most
 TINY = 1e-30  # a squared length below may have underflowed
 
 
@@ -20,10 +29,13 @@ def gram_square(activation: Tensor, gradient: Tensor, bias: float | Tensor | Non
     Both matrices are symmetric, so that blocks below the diagonal count twice and those above are never formed.
     *Formal guarantees.* With exact inner products this is an identity. In floating point each inner product is off by
     at most κ'·u·‖·‖‖·‖, hence the result by at most 2κ'·u·(Σ_t √(‖a_t‖²+b_t²)‖g_t‖)² to first order: the squared spread.
+    An inner product of n same-signed terms can lose n·u of itself (its small terms, one by one), up to the LOST terms that a
+    matrix product adds up at a time: what that is beyond COVERED terms is put on top of the square.
     Where a length may have underflowed the spread is infinite, so that the norm is taken again in double precision.
     """
     positions = activation.shape[1]
-    blocks = min(MOST_BLOCKS, max(1, positions // BLOCK))
+    widest = max(activation.shape[2], gradient.shape[2])
+    blocks = min(MOST_BLOCKS, max(1, positions // (WIDE_BLOCK if widest >= WIDE else BLOCK)))
     square = torch.zeros(len(activation), dtype=torch.float64, device=activation.device)
     spread = torch.zeros_like(square)
     for block in range(blocks):
@@ -37,18 +49,30 @@ def gram_square(activation: Tensor, gradient: Tensor, bias: float | Tensor | Non
         )
         both = a * g
         square += 2 * both.sum(2).double().sum(1) - both[:, :, first:].sum(2).double().sum(1)
+    if activation.dtype == torch.float32:
+        square *= 1 + max(0, min(widest, LOST) - COVERED) * 2.0**-24
     return Measured(square, spread.square())
 
 
 def _products(rows: Tensor, bias: float | Tensor | None, left: slice, right: slice) -> Tensor:
-    parts = torch.split(rows, LONGEST if rows.shape[1] >= BLOCK else FEW, dim=2)
-    products = torch.bmm(parts[0][:, left], parts[0][:, right].transpose(1, 2))
+    parts = torch.split(rows, LONGEST if rows.shape[1] >= SHORT else FEW, dim=2)
+    products = _batched(parts[0][:, left], parts[0][:, right])
     for part in parts[1:]:
-        products = products.double() + torch.bmm(part[:, left], part[:, right].transpose(1, 2))
+        products = products.double() + _batched(part[:, left], part[:, right])
     if isinstance(bias, Tensor):
         products += bias[:, left, None] * bias[:, None, right]
     elif bias:
         products += bias
+    return products
+
+
+def _batched(left: Tensor, right: Tensor) -> Tensor:
+    """left·rightᵀ for every example."""
+    if left.device.type != "cpu" or left.shape[2] < WIDE:
+        return torch.bmm(left, right.transpose(1, 2))
+    products = left.new_empty(len(left), left.shape[1], right.shape[1])
+    for product, one, other in zip(products, left, right, strict=True):
+        torch.mm(one, other.t(), out=product)
     return products
 
 
