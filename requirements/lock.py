@@ -46,7 +46,8 @@ def lock(upgrade: bool) -> None:
         venv.create(work / "venv", with_pip=True)
         subprocess.run([work / "venv/bin/pip", "install", "--quiet", UV], check=True)
         (work / "build.in").write_text("\n".join(pyproject["build-system"]["requires"]))
-        kept = "" if upgrade else "\n".join(path.read_text() for path in sorted(HERE.glob("*.txt")))
+        before = [*sorted(HERE.glob("*.txt")), ROOT / "constraints.txt"]
+        kept = "" if upgrade else "\n".join(path.read_text() for path in before)
         pins = {name: entry.split()[0] for name, entry in locked(kept).items()}
 
         def resolved(extras: list[str]) -> dict[str, str]:

@@ -7,12 +7,14 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
-from confide.cli import SUMMARIES, app, main
+from confide.cli import app, main
+from confide.commands.shell import SUMMARIES
 
 BASE = ["epsilon", "--sampling-rate", "0.03125", "--noise", "2", "--steps", "320", "--delta", "8e-5"]
 
@@ -499,3 +501,28 @@ def test_the_output_is_a_new_folder(capsys, chats, out):
     code, _, err = run(capsys, "screen", str(chats), "--policy", "digits", "-o", out)
     assert code == 2
     assert "name a new folder with -o" in err
+
+
+def test_errors_that_nobody_catches_are_told_without_their_message(capsys, monkeypatch):
+    """Those of threads, and of what is cleared away: Python would print their messages."""
+
+    class Careless:
+        def __del__(self):
+            raise RuntimeError("cleared away: Jane Roe")
+
+    def careless(*_, **__):
+        thread = threading.Thread(target=lambda: {}["in a thread: Jane Roe"])
+        thread.start()
+        thread.join()
+        Careless()
+        return 0
+
+    monkeypatch.setattr("confide.cli.app", careless)
+    before = sys.unraisablehook, threading.excepthook
+    with pytest.raises(SystemExit):
+        main(["policies"])
+    said = capsys.readouterr().err
+    assert "KeyError" in said
+    assert "RuntimeError" in said
+    assert "Jane Roe" not in said
+    assert (sys.unraisablehook, threading.excepthook) == before

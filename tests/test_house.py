@@ -39,7 +39,14 @@ BELOW = {
     "reporting": ["accounting", "screening", "training", "purging"],
     "config": ["records", "models", "screening", "training", "attacks"],
 }  # fmt: skip
-ABOVE = {"__init__", "__main__", "cli", "demo", "experiments"}  # these may import everything, but for experiments
+ABOVE = {
+    "__init__",
+    "__main__",
+    "cli",
+    "commands",
+    "demo",
+    "experiments",
+}  # these may import everything, but for experiments
 
 
 @cache

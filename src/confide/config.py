@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from contextlib import chdir
@@ -55,7 +56,7 @@ def _value(name: Any, value: Any, here: Path) -> Any:
     if not isinstance(value, str):
         return value
     option = str(name).replace("-", "_")
-    if (option in FILES and "://" not in value) or (option in FOLDERS and (here / value).exists()):
+    if (option in FILES and "://" not in value) or (option in FOLDERS and os.path.exists(here / value)):
         return str(here / value)
     return float(value) if NUMBER.fullmatch(value) else value
 

@@ -336,9 +336,9 @@ MISTAKES = {
     ),
     "sums that are not rounded to the noise's lattice": (
         "dp/noise.py",
-        "mul_(1 / step).round_())\n",
-        "mul_(1 / step))\n",
-        "dp/test_noise.py::test_a_release_is_the_rounded_sum_plus_rounded_noise_exactly",
+        "copy_(block).mul_(1 / step).round_()",
+        "copy_(block).mul_(1 / step)",
+        "dp/test_noise.py::test_a_release_is_the_rounded_sum_plus_rounded_noise_exactly[torch]",
     ),
     "sums that cancel in single precision": (
         "dp/engine.py",

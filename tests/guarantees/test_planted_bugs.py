@@ -9,11 +9,11 @@ import torch
 from confide.attacks.gradients import engine_audit
 from confide.dp import Plan, PrivateGradients
 from confide.dp.clipping import Clipping
-from confide.dp.noise import GaussianNoise
+from confide.dp.noise import Lane
 
 DELTA = 1e-5
 CANARIES = 3000  # coins of the operating system cannot be fixed: so many that no bound is near its limit
-FILL, RELEASE = GaussianNoise.fill_, PrivateGradients.release
+DRAW, RELEASE = Lane.draw, PrivateGradients.release
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def plan():
 
 
 def no_noise(patch):
-    patch.setattr(GaussianNoise, "fill_", lambda self, out, std: out.zero_())
+    patch.setattr(Lane, "draw", lambda self, out, std: out.zero_())
 
 
 def no_clipping(patch):
@@ -31,7 +31,7 @@ def no_clipping(patch):
 
 
 def too_little_noise(patch):
-    patch.setattr(GaussianNoise, "fill_", lambda self, out, std: FILL(self, out, std / 4))
+    patch.setattr(Lane, "draw", lambda self, out, std: DRAW(self, out, std / 4))
 
 
 def clipping_after_averaging(patch):
@@ -43,9 +43,7 @@ def clipping_after_averaging(patch):
         RELEASE(self, step)
         average = self.model.weight.grad
         average *= min(1.0, self.plan.clip_norm / float(average.norm().clamp_min(1e-30)))
-        noise = torch.empty_like(average)
-        FILL(self._noise, noise, self.plan.noise_std / self.plan.expected_batch)
-        average += noise
+        self._noise.add_(average, self.plan.noise_std / self.plan.expected_batch)
 
     patch.setattr(PrivateGradients, "release", release)
 

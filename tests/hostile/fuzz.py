@@ -10,11 +10,14 @@ which prints a line for each target, and one for each failure with the seed that
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import copy
 import faulthandler
 import functools
 import gzip
+import hashlib
+import importlib.util
 import io
 import json
 import math
@@ -23,6 +26,7 @@ import os
 import resource
 import shutil
 import signal
+import sqlite3
 import struct
 import sys
 import tempfile
@@ -33,12 +37,13 @@ from random import Random
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 from rich.console import Console
 
 from confide import accounting, cli, config, readers, records, terminal
 from confide.accounting.ledger import GENESIS, _link, canonical
 from confide.accounting.missrate import states_its_counts
-from confide.errors import BadInput, Contradiction, printable
+from confide.errors import BadInput, ConfideError, Contradiction, printable
 from confide.policies import load
 from confide.records import MARK, MASK
 from confide.screening.canaries import parse_canaries
@@ -124,11 +129,11 @@ def twisted(coins, tree):
     return tree
 
 
-def refused(act):
+def refused(act, kinds=(BadInput, Contradiction)):
     """The result of an act; None if it is refused, in words that hold no text of a corpus."""
     try:
         return act()
-    except (BadInput, Contradiction) as error:
+    except kinds as error:
         said = str(error)
     assert SECRET not in said, "a message holds text of the corpus"
     assert said.strip(), "a refusal without words"
@@ -430,6 +435,171 @@ def review(coins, home):
     refused(act)
 
 
+# -- what a run and a review leave behind --------------------------------------------------------------------------------
+
+
+@functools.cache
+def whole_run():
+    """The files of a run with every part, and of its screening, by their places."""
+    spec = importlib.util.spec_from_file_location(
+        "confide_runs", Path(__file__).parents[1] / "reporting" / "conftest.py"
+    )
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    with tempfile.TemporaryDirectory() as folder:
+        made.make_run(Path(folder) / "run")
+        return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def run_folder(coins, home):
+    """Reports, and attacks in the terminal, of a run of which one file says something else, or is damaged."""
+    from confide.attacks import output
+    from confide.reporting import gather, page
+
+    shutil.rmtree(home / "side", ignore_errors=True)
+    files = dict(whole_run())
+    name = coins.choice(["run/attacks.json"] * 3 + sorted(files))
+    if coins.random() < 0.8 and name.endswith(".json"):
+        files[name] = as_bytes(json.dumps(twisted(coins, json.loads(files[name]))))
+    else:
+        files[name] = bent(coins, files[name])
+    for place, content in files.items():
+        path = home / "side" / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    config = home / "side" / "run" / "config.yaml"
+    if name != "run/config.yaml":
+        tree = yaml.safe_load(config.read_text())
+        config.write_text(yaml.safe_dump({**tree, "screened": str(home / "side" / "screened")}))
+
+    def show():
+        console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+        output.show_attacks(console, output.read_attacks(home / "side" / "run" / "attacks.json"))
+        assert "\x1b" not in console.file.getvalue().replace("\x1b[1m", "").replace("\x1b[0m", "").replace(
+            "\x1b[2m", ""
+        )
+
+    refused(show)
+    drawn, page.charts = page.charts, lambda *_: {}
+    try:
+        refused(lambda: page.report(home / "side" / "run", shareable=coins.random() < 0.3))
+    finally:
+        page.charts = drawn
+    refused(lambda: gather.gather(home / "side" / "run", curves=False))
+
+
+@functools.cache
+def small_model():
+    import torch
+
+    from confide.training import checkpoints
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Path(folder) / "ledger.jsonl"
+        ledger.write_bytes(small_run()[0])
+        known = accounting.read_ledger(ledger)
+        path = checkpoints.save(
+            Path(folder) / "c", model, optimizer, {"epoch": 1}, {"length": known.length, "head": known.head}, slots=3
+        )
+        return model, optimizer, {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+def checkpoint(coins, home):
+    """A checkpoint of which something was changed, its hashes made right or not."""
+    from confide.training import checkpoints
+
+    model, optimizer, files = small_model()
+    files = dict(files)
+    if coins.random() < 0.6:
+        body = json.loads(files["state.json"])
+        body.pop("hash")
+        body = twisted(coins, body)
+        with contextlib.suppress(ValueError, TypeError):
+            files["state.json"] = as_bytes(canonical({**body, "hash": checkpoints._hash(body)}))
+    else:
+        name = coins.choice(sorted(files))
+        files[name] = bent(coins, files[name])
+        if name != "state.json" and coins.random() < 0.7:  # a hostile folder states the digests of its own files
+            body = json.loads(files["state.json"])
+            body.pop("hash")
+            body["files"][name] = hashlib.sha256(files[name]).hexdigest()
+            files["state.json"] = canonical({**body, "hash": checkpoints._hash(body)}).encode()
+    folder = home / "checkpoints" / "00000003"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    (home / "ledger.jsonl").write_bytes(small_run()[0])
+    found = refused(lambda: checkpoints.latest(home / "checkpoints"))
+    if found is not None:
+        refused(lambda: checkpoints.load(found, model, optimizer, ledger_path=home / "ledger.jsonl"))
+
+
+@functools.cache
+def small_review():
+    """A screened folder, kept for the process, and the bytes of a review of it with some answers."""
+    from confide.review.store import open_store
+    from confide.screening import screen
+
+    home = Path(tempfile.mkdtemp(prefix="confide-fuzz-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    (home / "in.jsonl").write_text(
+        "".join(json.dumps({"text": f"USR: Call 555-010-{n:04d}.\nSYS: Fine."}) + "\n" for n in range(20))
+    )
+    screen(str(home / "in.jsonl"), "patterns", home / "screened", unit="turn")
+    store = open_store(home / "screened", sample=12)
+    for place in range(4):
+        store.act(place, "answer", 0)
+    store.close()
+    return home / "screened", (home / "screened" / "review.sqlite").read_bytes()
+
+
+FACTS = ("cap", "confidence", "begun", "nonce", "types", "digest")
+
+
+def review_file(coins, home):
+    """A review's SQLite file, bent or with other facts, draws and actions in it; opened, read and counted."""
+    from confide.review import counting, store
+
+    screened, data = small_review()
+    path = screened / "review.sqlite"
+    for name in ("review.sqlite", "review.sqlite-wal", "review.sqlite-shm", "review.json"):
+        (screened / name).unlink(missing_ok=True)
+    path.write_bytes(bent(coins, data) if coins.random() < 0.4 else data)
+    with (
+        contextlib.suppress(sqlite3.Error, OverflowError, UnicodeError),
+        contextlib.closing(sqlite3.connect(path)) as file,
+        file,
+    ):
+        for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            file.execute(f"DROP TRIGGER {name}")
+        for _ in range(coins.randrange(3)):
+            value = coins.choice([one for one in VALUES if not isinstance(one, list | dict)])
+            table, column = coins.choice(
+                [("facts", "value"), ("draws", "record"), ("draws", "coin")]
+                + [("actions", name) for name in ("reviewer", "record", "kind", "start", "stop", "type", "undoes")]
+            )
+            if table == "facts" and coins.random() < 0.7:
+                value = json.dumps(value)
+            where = " WHERE name = ?" if table == "facts" else ""
+            asked = (value, coins.choice(FACTS)) if where else (value,)
+            file.execute(f"UPDATE {table} SET {column} = ?{where}", asked)
+
+    def act():
+        opened = store.open_store(screened)
+        try:
+            counting.bound(opened)
+        finally:
+            opened.close()
+
+    refused(act, (ConfideError,))  # a file that SQLite cannot read is a failure, not bad use
+
+
 # -- the command line and the terminal ---------------------------------------------------------------------------------
 
 NUMBERS = (
@@ -485,7 +655,7 @@ def painting(coins, home):
 
 TARGETS = {  # each with its share of the cases, by what a case costs
     read_corpus: 34, saved_dataset: 5, treatment: 18, policy_spec: 8, policy_file: 6, config_file: 10, canary_spec: 6, ledger: 8, certificate: 1,
-    review: 3, command_line: 1, painting: 1,
+    review: 3, command_line: 1, painting: 1, run_folder: 1, checkpoint: 3, review_file: 1,
 }  # fmt: skip
 
 

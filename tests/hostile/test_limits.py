@@ -1,8 +1,10 @@
 """What hostile files and names are made for: to hang, to swell, to reach outside, to run, and to paint. None of it works."""
 
+import gc
 import gzip
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import yaml
 
 from confide import config, readers, records
 from confide.cli import main
+from confide.commands.shell import reply
 from confide.errors import BadInput, printable
 from confide.policies import compose, load
 from confide.policies.base import Finding
@@ -34,18 +37,23 @@ UNITS = (
 
 
 def seconds(policy, text):
-    began = time.process_time()
-    policy.find(text)
-    return time.process_time() - began
+    gc.disable()  # many findings set it off, and it walks over all that other tests have left
+    try:
+        began = time.process_time()
+        policy.find(text)
+        return time.process_time() - began
+    finally:
+        gc.enable()
 
 
 def growth(policy, unit, size):
-    """How much longer four times the text takes; only looked at again if it seems too much."""
+    """How much longer four times the text takes, in the best of some tries, since other work only adds time; 0 for nothing to be afraid of."""
     texts = [f"1 {(unit * (n // len(unit) + 1))[:n]} 1 a@b" for n in (size, 4 * size)]
-    for _ in range(4):
-        short, long = (seconds(policy, text) for text in texts)
-        if long < 0.02 or long / max(short, 1e-4) < 8:
-            return long / max(short, 1e-4)
+    short, long = math.inf, math.inf
+    for _ in range(8):
+        short, long = (min(best, seconds(policy, text)) for best, text in zip((short, long), texts, strict=True))
+        if long < 0.02 or long / short < 8:  # what is over so soon is no square
+            return 0
     return long / short
 
 
@@ -54,7 +62,7 @@ def growth(policy, unit, size):
 )
 def test_the_time_of_built_in_policies_grows_with_the_text_and_not_with_its_square(spec):
     policy = load(spec)
-    slow = {unit: ratio for unit in UNITS if (ratio := growth(policy, unit, 12_000)) >= 8}
+    slow = {unit: ratio for unit in UNITS if (ratio := growth(policy, unit, 12_000))}
     assert not slow
 
 
@@ -262,9 +270,7 @@ def test_what_a_message_quotes_cannot_paint_either(capsys, words, form):
 
 
 def test_an_answer_in_json_says_the_same_with_escapes(capsys):
-    from confide.cli import _answer
-
-    _answer({"a": PAINT, "b": "é日本"})
+    reply({"a": PAINT, "b": "é日本"})
     out = capsys.readouterr().out
     assert printable(out) == out
     assert json.loads(out) == {"a": PAINT, "b": "é日本"}

@@ -406,5 +406,5 @@ def test_a_hub_whose_address_is_never_found_is_not_waited_for(monkeypatch):
     _hub_answers.cache_clear()
     began = time.perf_counter()
     assert not _hub_answers()
-    assert time.perf_counter() - began < 2
+    assert time.perf_counter() - began < 2.9  # it would sleep for 3
     _hub_answers.cache_clear()

@@ -71,7 +71,7 @@ def attacks(certificate=None, contradictions=()):
         "confide_attacks": 1, "confide": "0.1.0", "run": "r", "method": "crt",
         "certificate": stated,
         "shareable": ["exposure", "audit", "membership"],
-        "exposure": {"space": 10**6, "bits": 19.93, **exposures([0.5, 1.2, 3.1]), "control": exposures([0.7, 2.0]), "copies": 1,
+        "exposure": {"way": "exact", "space": 10**6, "bits": 19.93, **exposures([0.5, 1.2, 3.1]), "control": exposures([0.7, 2.0]), "copies": 1,
                      "ceiling": {"mean": 2.36, "max": 6.0, "about": "1 changed record"}},
         "membership": {
             "members": 717171, "others": 616161, "attacks": {"loss": measured(0.527), NASTY: measured(0.515)}, "blind": measured(0.5),

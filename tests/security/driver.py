@@ -58,10 +58,10 @@ def refused_by_the_network():
 @functools.cache
 def function_of(code):
     """The name of a function of confide's, by its file; None for the rest, for what a module does when it is loaded, and for the shell."""
-    inside = (
-        code.co_filename.startswith(HERE) and code.co_name != "<module>" and not code.co_filename.endswith("cli.py")
-    )
-    return f"{code.co_filename[len(HERE) + 1 :]}:{code.co_qualname}" if inside else None
+    path = code.co_filename
+    if not path.startswith(HERE) or code.co_name == "<module>" or path.endswith("cli.py") or "/commands/" in path:
+        return None
+    return f"{path[len(HERE) + 1 :]}:{code.co_qualname}"
 
 
 def counting(calls):

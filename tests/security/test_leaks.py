@@ -119,7 +119,7 @@ def jobs(home):
         ("screen", ["screen", str(read / "whole.jsonl"), *screen, "--workers", "1", "--dedup", "exact", "-o", f"{screened}-crash{{n}}"], 8),
         ("policies", ["policies"]),
         ("plan", ["plan", screened, *MODEL, *NOISE, "--method", "crt"], 3),
-        ("train", [*train, *NOISE, "--method", "crt", "--validation-share", "0.4", "-o", f"{run}{{n}}"], 9),
+        ("train", [*train, *NOISE, "--method", "crt", "--validation-share", "0.4", "--tensorboard", "-o", f"{run}{{n}}"], 9),
         ("train-sdp", [*train, *NOISE, "--method", "sdp", "-o", f"{run}-sdp{{n}}"], 2),
         ("train-plain", [*train, "--method", "plain", "--validation-share", "0.4", "-o", f"{run}-plain{{n}}"]),
         ("verify", ["verify", run]),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from confide.dp.noise import GaussianNoise
+from confide.dp.noise import Lane
 from confide.dp.sampling import PoissonSampler
 from confide.experiments.customersim import dialogues, people
 from confide.screening import screen
@@ -160,15 +160,15 @@ def coins(monkeypatch):
         chosen = known["draws"].random(self.records) < self.sampling_rate
         return np.flatnonzero(chosen)[np.flatnonzero(chosen) % world == rank]
 
-    def fill_(self, out, std):
-        noise = known["noise"].normal(0, std, out.numel())
-        out.copy_(torch.from_numpy(noise).view(out.shape))
+    def noise(self, out, std):
+        drawn = known["noise"].normal(0, std, out.numel())
+        out.copy_(torch.from_numpy(drawn).view(out.shape))
 
     def deal(seed=0):
         known.update(draws=np.random.default_rng([seed, 1]), noise=np.random.default_rng([seed, 2]))
 
     monkeypatch.setattr(PoissonSampler, "draw", draw)
-    monkeypatch.setattr(GaussianNoise, "fill_", fill_)
+    monkeypatch.setattr(Lane, "draw", noise)
     deal()
     return deal
 
@@ -176,7 +176,7 @@ def coins(monkeypatch):
 @pytest.fixture
 def silent(monkeypatch):
     """Noise of zero, so that the sum before noise shows."""
-    monkeypatch.setattr(GaussianNoise, "fill_", lambda self, out, std: out.zero_())
+    monkeypatch.setattr(Lane, "draw", lambda self, out, std: out.zero_())
 
 
 @pytest.fixture(scope="session")

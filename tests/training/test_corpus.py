@@ -4,7 +4,6 @@ import json
 import os
 import re
 import stat
-import time
 
 import numpy as np
 import pytest
@@ -452,17 +451,6 @@ def test_the_fingerprint_tells_everything_apart_that_decides_the_tokens(tmp_path
         fingerprint(screened, Source(), Encoder(TOKENIZERS["llama"], 64)),
     }
     assert len(names) == 7
-
-
-def test_a_batch_is_gathered_in_a_few_milliseconds(tmp_path):
-    tokens = TokenFile.write(tmp_path / "tokens", made([100] * 2000))
-    rows = np.random.default_rng(0).integers(0, 2000, 256)
-    times = []
-    for _ in range(20):
-        start = time.perf_counter()
-        tokens.batch(rows, 0)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.01  # a fifth of it on an idle machine
 
 
 def test_bad_encoders_are_refused_in_clear_words():

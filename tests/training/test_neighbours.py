@@ -105,6 +105,12 @@ def test_roles_of_raw_chats_need_a_screening_without_dedup(neighbours, tmp_path)
     assert distance <= k == 1
 
 
+def test_a_model_for_chats_trains_on_raw_text_without_roles(neighbours, tmp_path):
+    rows = [{"text": f"call {who}"} for who in ("Zorro", "555123", *"abcdefgh")]
+    distance, k = neighbours(rows, {"method": "dpsgd", "tokenizer": chat_tokenizer(tmp_path / "tokenizer")})
+    assert distance <= k == 1
+
+
 def test_sdp_is_refused_where_the_policy_never_saw_the_duplicates(screen_texts, small):
     screened = screen_texts(
         ["my phone is 555123 ok"] * 3 + ["the parcel was sent"], "digits", "digits", dedup="exact", order="dedup-redact"

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from confide.accounting import read_ledger, verify
 from confide.cli import main
 from confide.dp import PrivateGradients
-from confide.dp.noise import GaussianNoise
+from confide.dp.noise import Lane
 from confide.dp.sampling import PoissonSampler
 from confide.training import Run, make_plan
 
@@ -34,7 +34,7 @@ def worker(rank, number, port, home, stop, words):
     os.dup2(said, 1)
     os.dup2(said, 2)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-    coins, fill, release = np.random.default_rng(7), GaussianNoise.fill_, PrivateGradients.release
+    coins, fill, release = np.random.default_rng(7), Lane.draw, PrivateGradients.release
     drawn, noise, released, kept = [], [], [], []
 
     def draw(self):
@@ -43,7 +43,7 @@ def worker(rank, number, port, home, stop, words):
 
     def noted(self, out, std):
         fill(self, out, std)
-        noise.append(out.flatten() / std)
+        noise.append(out / std)
         out.zero_()
 
     def releases(self, step):
@@ -55,7 +55,7 @@ def worker(rank, number, port, home, stop, words):
         if stop == f"{rank}:{len(kept)}":
             os.kill(os.getpid(), signal.SIGKILL)
 
-    PoissonSampler.draw, GaussianNoise.fill_, PrivateGradients.release = draw, noted, releases
+    PoissonSampler.draw, Lane.draw, PrivateGradients.release = draw, noted, releases
     try:
         main([str(word) for word in words])
     finally:

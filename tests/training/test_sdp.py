@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from confide.accounting import LedgerWriter, SelectiveGaussian, read_ledger, verify
 from confide.dp import Plan
-from confide.dp.noise import GaussianNoise
+from confide.dp.noise import GaussianNoise, Lane
 from confide.errors import BadInput, Refused
 from confide.models import LstmConfig, LstmForCausalLM, load_tokenizer
 from confide.policies import Finding
@@ -210,7 +210,7 @@ def test_states_are_noised_by_the_multiple_of_their_clipping_norm():
 @pytest.fixture
 def silent(monkeypatch):
     """Noise that is zero."""
-    monkeypatch.setattr(GaussianNoise, "fill_", lambda self, out, std: out.zero_())
+    monkeypatch.setattr(Lane, "draw", lambda self, out, std: out.zero_())
 
 
 @pytest.fixture
@@ -339,15 +339,15 @@ def test_every_noised_gradient_and_state_is_paid_for(steps, monkeypatch):
     """Ledger size N·R·(1+n_h) (guarantees §9.17): so many noised tensors a record touches, and no more."""
     epochs, text = 2, record([9, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12], "--x---x---x-")
     made = steps([text], epochs=epochs, ledger=True, state_noise=3.0, state_clip=0.5, clip_norm=0.1)
-    calls, fill = [], GaussianNoise.fill_
+    calls, add = [], GaussianNoise.add_
 
-    def counted(self, out, std):
+    def counted(self, sums, std):
         paid = sum(event.releases for _, event in read_ledger(made.steps._ledger.path).spent)
-        calls.append((out.dim(), std))
+        calls.append((sums.dim(), std))
         assert len(calls) <= paid
-        fill(self, out, std)
+        add(self, sums, std)
 
-    monkeypatch.setattr(GaussianNoise, "fill_", counted)
+    monkeypatch.setattr(GaussianNoise, "add_", counted)
     for epoch in range(epochs):
         made.steps.step(slot(epoch, epoch), rate)
     states = [std for dim, std in calls if dim == 3]

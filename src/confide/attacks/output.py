@@ -31,11 +31,13 @@ def write_attacks(path: Path, found: dict[str, Any]) -> None:
 
 
 def read_attacks(path: Path) -> dict[str, Any]:
+    """What a file holds, if all of it can be shown."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if found["confide_attacks"] == 1 and isinstance(found["contradictions"], list):
+        if found["confide_attacks"] == 1 and all(isinstance(one, str) for one in found["contradictions"]):
+            show_attacks(Console(quiet=True), found)
             return dict(found)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         pass
     raise BadInput(f"{path} is damaged; remove it and attack again")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from ..errors import ConfideError
 
@@ -34,7 +35,13 @@ def _unpacked(package: Path, folder: Path) -> Path:
     file = next(package.glob("*.gguf")).name
     draft = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(draft, ignore_errors=True)
-    AutoModelForCausalLM.from_pretrained(package, gguf_file=file).save_pretrained(draft)
+    read = AutoModelForCausalLM.from_pretrained(package, gguf_file=file)
+    config = read.config
+    del config.quantization_config  # transformers would not save what it still takes for quantized
+    build: Any = AutoModelForCausalLM.from_config
+    model = build(config)
+    model.load_state_dict(read.state_dict())
+    model.save_pretrained(draft)
     AutoTokenizer.from_pretrained(package, gguf_file=file).save_pretrained(draft)
     draft.rename(folder)
     return folder

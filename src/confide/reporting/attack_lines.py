@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from .reading import UNREADABLE
+from .reading import NUMBER, UNREADABLE
 from .wording import between, epsilon, number, rounded_down, rounded_up, share, share_up
 
 AUDITS = (("black_box", "the model"), ("white_box", "the engine that made it"))
@@ -67,7 +67,8 @@ def audits(attacks: Mapping[str, Any] | None) -> list[tuple[str, dict[str, Any]]
     for name, what in AUDITS:
         with suppress(*UNREADABLE):
             part = parts[name]
-            float(part["lower_bound"]), float(part["reach"]), float(part["confidence"])
+            if not all(isinstance(part[of], NUMBER) for of in ("lower_bound", "reach", "confidence")):
+                continue
             found.append((what, {"certified": None, **part}))
     return found
 

@@ -15,7 +15,13 @@ from ..accounting.guarantees import Accounts
 from ..accounting.missrate import states_its_counts
 from ..errors import BadInput, ConfideError
 
-UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, IndexError)  # what a part of another shape raises
+UNREADABLE = (
+    LookupError,
+    TypeError,
+    AttributeError,
+    ValueError,
+    ArithmeticError,
+)  # what a part of another shape raises
 ATTACKS = ("exposure", "membership", "extraction", "inference", "reconstruction", "audit")
 NUMBER = (int, float)
 
@@ -96,8 +102,12 @@ def read_review(screened: str, digest: str, again: str) -> tuple[dict[str, Any] 
         raise BadInput(f"{path} is damaged; {remedy}") from None
     if not evidence.records:
         return None, "a review was begun, but nothing was answered"
-    facts = (_json(path.with_name("manifest.json"), remedy) or {}).get("certificate")
-    if facts is None or not states_its_counts(found, evidence, facts):
+    facts: Any = (_json(path.with_name("manifest.json"), remedy) or {}).get("certificate")
+    try:
+        stands = states_its_counts(found, evidence, facts)
+    except UNREADABLE:
+        stands = False
+    if not stands:
         return (
             None,
             "review.json says something else than its own counts: it was changed; confide review counts it again",

@@ -47,6 +47,16 @@ _FIXED = "".join(
 )
 
 
+_MALFORMED = (
+    KeyError,
+    TypeError,
+    AttributeError,
+    ValueError,
+    OverflowError,
+    RecursionError,
+)  # of a file that others changed
+
+
 class Stale(ConfideError):
     """The page that asks has not seen the latest answers: nothing was saved."""
 
@@ -80,9 +90,9 @@ class Store:
         self.records = Records(screened)
         self.policies = Policies(screened.manifest, screened.folder)
         self._lock = threading.RLock()
-        facts = {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM facts")}
-        self.cap, self.confidence = int(facts["cap"]), float(facts["confidence"])
-        self.begun, self._nonce = int(facts.get("begun", 1)), str(facts.get("nonce", ""))
+        facts = _facts(connection)
+        self.cap, self.confidence, self.begun = facts["cap"], facts["confidence"], facts.get("begun", 1)
+        self._nonce: str = facts.get("nonce", "")
         self.beta = (1 - self.confidence) * share_of_error(self.begun)  # what this review's bounds may spend in all
         self.types: tuple[str, ...] = tuple(facts["types"])
         self.draws: list[tuple[int, bytes]] = []  # record and coin, in the order of the draw
@@ -102,9 +112,19 @@ class Store:
 
     def refresh(self) -> None:
         """Take in what other processes have added."""
+        try:
+            self._refresh()
+        except BadInput:
+            raise
+        except _MALFORMED:
+            raise BadInput(_damaged(self.screened)) from None
+
+    def _refresh(self) -> None:
         with self._lock:
             more = "SELECT record, coin FROM draws WHERE place >= ? ORDER BY place"
             for record, coin in self._connection.execute(more, (len(self.draws),)).fetchall():
+                if type(record) is not int or not 0 <= record < self.records.total or not isinstance(coin, bytes):
+                    raise ValueError
                 self.draws.append((record, coin))
                 self.times[record] += 1
                 if record not in self.first:
@@ -116,6 +136,15 @@ class Store:
                 self._take(_Action(*row), undoes)
 
     def _take(self, action: _Action, undoes: int | None) -> None:
+        span = (action.start, action.stop)
+        if (
+            action.record not in self.first
+            or action.kind not in KINDS
+            or any(type(end) is not int or end < 0 for end in span)
+        ):
+            raise ValueError
+        if not isinstance(action.reviewer, str) or not isinstance(action.type, str):
+            raise ValueError
         live, key = self._live[action.reviewer], (action.reviewer, action.record)
         self._seen = action.number
         self._touched[key] += 1
@@ -285,12 +314,16 @@ def open_store(
     try:
         connection = _connect(path)
         _begin(connection, screened, sample, cap, confidence)
+        store = Store(screened, reviewer.strip(), connection)
     except (OSError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or getattr(error, "sqlite_errorname", type(error).__name__)
         raise ConfideError(
             f"cannot open the review {path}: {reason}; free the file, or put it back from a copy"
         ) from None
-    store = Store(screened, reviewer.strip(), connection)
+    except BadInput:
+        raise
+    except _MALFORMED:
+        raise BadInput(_damaged(screened)) from None
     if sample is not None and sample > len(store.draws):
         store.extend(sample)
     return store
@@ -307,12 +340,33 @@ def read_store(screened: Screened, path: Path) -> Store:
             connection = sqlite3.connect(
                 f"{path.resolve().as_uri()}?{mode}", timeout=10, uri=True, check_same_thread=False
             )
-            facts = {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM facts")}
-            _same(screened, facts, None, None)
+            _same(screened, _facts(connection), None, None)
             return Store(screened, "reviewer", connection)
         except sqlite3.Error as error:
             failed = error.sqlite_errorname
+        except BadInput:
+            raise
+        except _MALFORMED:
+            raise BadInput(_damaged(screened)) from None
     raise BadInput(f"cannot read the review {path} ({failed}); put it back from a copy")
+
+
+def _facts(connection: sqlite3.Connection) -> dict[str, Any]:
+    """What is fixed for the whole review, each of its kind; raises one of `_MALFORMED` for anything else."""
+    facts: dict[str, Any] = {
+        name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM facts")
+    }
+    if facts.get("confide_review") == 1:
+        whole = all(type(facts.get(name, 1)) is int for name in ("cap", "begun"))
+        named = isinstance(facts.get("nonce", ""), str) and all(isinstance(one, str) for one in facts["types"])
+        within = 1 <= facts["cap"] <= LARGEST_CAP and 1 <= facts.get("begun", 1) <= MOST_BEGUN
+        if not (whole and named and within and 0.5 <= facts["confidence"] <= 0.9999):
+            raise ValueError
+    return facts
+
+
+def _damaged(screened: Screened) -> str:
+    return f"the review {screened.folder / FILE} is damaged: something in it is not what a review writes; put it back from a copy"
 
 
 def _check(name: str, number: int, most: int) -> None:
@@ -356,7 +410,7 @@ def _begin(
             rows = [(name, json.dumps(value)) for name, value in facts.items()]
             connection.executemany("INSERT INTO facts VALUES (?, ?)", rows)
             _draw(connection, screened, records, 0, sample or SAMPLE)
-        facts = {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM facts")}
+        facts = _facts(connection)
         _same(screened, facts, cap, confidence)
         if "nonce" not in facts:  # of a review that an older confide began
             connection.execute("INSERT INTO facts VALUES ('nonce', ?)", (json.dumps(entropy.token_hex(16)),))

@@ -76,6 +76,11 @@ class Screened:
             except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
                 raise BadInput(f"{path} cannot be read ({type(error).__name__}); screen the corpus again") from None
 
+    def has_turns(self) -> bool:
+        """Whether any record is a chat."""
+        parts = (batch.column("turns") for part in ("public", "private") for batch in self.batches(part, ["turns"]))
+        return any(len(turns.flatten()) for turns in parts)
+
     def setting(self, **training: Any) -> Setting:
         """What a certificate must know about this corpus, joined with a run's choices (method, clipping norm, …)."""
         from ..accounting import Setting

@@ -206,10 +206,13 @@ def _read(path: Path) -> Checkpoint:
         whole = False
     if not whole:
         raise _Damaged(f"{STATE} was changed or cut off")
-    if body["confide_checkpoint"] != FORMAT:
+    stated = body.get("confide_checkpoint")
+    if type(stated) is int and stated > FORMAT:
         raise BadInput(
-            f"the checkpoint {path} has format {body['confide_checkpoint']!r}, this confide reads {FORMAT}; install a newer confide"
+            f"the checkpoint {path} has format {stated}, this confide reads {FORMAT}; install a newer confide"
         )
+    if stated != FORMAT or not _shaped(body):
+        raise _Damaged(f"{STATE} holds something else than a checkpoint")
     for name, digest in body["files"].items():
         try:
             found = _digest(path / name)
@@ -219,6 +222,30 @@ def _read(path: Path) -> Checkpoint:
             raise _Damaged(f"{name} was changed or cut off")
     fields = ("slots", "state", "ledger", "fingerprint", "optimizer", "trained_only")
     return Checkpoint(path, **{name: body[name] for name in fields})
+
+
+def _shaped(body: Mapping[str, Any]) -> bool:
+    """Whether a state has the parts that `save` writes: files that it does not name itself are never opened."""
+    try:
+        ledger, optimizer = body["ledger"], body["optimizer"]
+        groups = [] if optimizer is None else optimizer["groups"]
+        scalars = {} if optimizer is None else optimizer["scalars"]
+        return (
+            set(body["files"]) == {MODEL, OPTIMIZER}
+            and type(body["slots"]) is int
+            and isinstance(body["state"], dict)
+            and (ledger is None or (type(ledger["length"]) is int and isinstance(ledger["head"], str)))
+            and isinstance(body["fingerprint"], str | None)
+            and isinstance(body["trained_only"], bool)
+            and (optimizer is None or isinstance(optimizer["kind"], str))
+            and all(
+                isinstance(group["settings"], dict) and all(isinstance(name, str) for name in group["names"])
+                for group in groups
+            )
+            and all(isinstance(fields, dict) for fields in scalars.values())
+        )
+    except (KeyError, TypeError, AttributeError):
+        return False
 
 
 def _tensors(model: nn.Module, trained_only: bool) -> dict[str, Tensor]:
@@ -291,10 +318,19 @@ def _unflatten(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer) -
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     number = {name: index for index, name in enumerate(name for group in names for name in group)}
     state: dict[int, dict[str, Any]] = {}
+    moments = _load(checkpoint.path / OPTIMIZER)
+    if not {*plain["scalars"], *(key.partition(":")[2] for key in moments)} <= set(number) or not all(
+        _alike(saved["settings"], {k: v for k, v in group.items() if k not in IMPLEMENTATION})
+        for saved, group in zip(plain["groups"], optimizer.param_groups, strict=True)
+    ):
+        raise BadInput(
+            f"the optimizer's state in the checkpoint {checkpoint.path} is not one of this run's {plain['kind']}: use the "
+            "optimizer and model the run was started with, or bring the checkpoint back from a backup"
+        )
     for name, fields in plain["scalars"].items():
         state.setdefault(number[name], {}).update(fields)
-    for key, tensor in _load(checkpoint.path / OPTIMIZER).items():
-        field, name = key.split(":", 1)
+    for key, tensor in moments.items():
+        field, _, name = key.partition(":")
         shape = parameters[number[name]].shape
         if tensor.dim() and tensor.shape != shape:
             raise BadInput(
@@ -310,6 +346,17 @@ def _unflatten(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer) -
         groups.append({**settings, **kept, "params": list(range(start, start + count))})
         start += count
     return {"state": state, "param_groups": groups}
+
+
+def _alike(saved: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    """Whether saved settings have the names and the kinds of values that an optimizer's own have."""
+
+    def kind(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return tuple(map(kind, value))
+        return float if isinstance(value, int | float | Tensor) and not isinstance(value, bool) else type(value)
+
+    return saved.keys() == own.keys() and all(kind(saved[name]) == kind(own[name]) for name in own)
 
 
 def _compare(path: Path, saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:

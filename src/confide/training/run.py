@@ -261,7 +261,9 @@ def _refuse_turns(prepared: Prepared) -> None:
         source is not None and source.view == "raw" for phase in plan.phases for source in (phase.public, phase.private)
     )
     others = plan.screened.manifest["dedup"] != "off" or plan.screened.manifest["context"] == "group"
-    if plan.options.private and raw and others and prepared.encoder(None).reads_turns:
+    chats = plan.options.private and raw and others and prepared.encoder(None).reads_turns
+    # Whether there are chats at all is no secret's to decide: of records that are the same, roles included, dedup leaves one.
+    if chats and (plan.screened.manifest["dedup_unit"] != "record" or plan.screened.has_turns()):
         raise Refused(
             f"{plan.options.method} reads chats as they were, with their roles, but dedup (or a policy that reads whole documents) let other "
             "records decide where the roles are; screen again with --dedup off and --context record"

@@ -39,7 +39,7 @@ class Telemetry:
             sync_folder(draft)
             draft.replace(path)
             sync_folder(path.parent)
-        self._board = None if board is None else _board(board)
+        self._board = None if board is None else _board(board, slot)
 
     def write(self, **values: Any) -> None:
         values = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
@@ -83,9 +83,10 @@ def read_telemetry(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _board(folder: Path) -> Any:
+def _board(folder: Path, slot: int) -> Any:
+    """A writer that hides what an earlier process wrote of steps that are taken again."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ConfideError("--tensorboard needs TensorBoard: pip install tensorboard") from None
-    return SummaryWriter(str(folder))
+    return SummaryWriter(str(folder), purge_step=slot + 1)
