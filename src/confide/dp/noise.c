@@ -18,6 +18,14 @@ enum { CHUNK = 512 };  /* pairs whose scratch stays in the first-level cache */
 static inline double from_bits(uint64_t bits) { double value; memcpy(&value, &bits, 8); return value; }
 static inline uint64_t to_bits(double value) { uint64_t bits; memcpy(&bits, &value, 8); return bits; }
 
+/* A signed 64-bit whole number as a double, rounded once: (double)x, in steps that every vector unit has. */
+static inline double whole(int64_t x) {
+    const uint64_t bits = (uint64_t)x;
+    const double high = from_bits((bits >> 32) ^ 0x4530000080000000ULL);  /* 2^84 + 2^63 + 2^32·floor(x/2^32) */
+    const double low = from_bits((bits & 0xffffffffULL) | 0x4330000000000000ULL);  /* 2^52 + the rest */
+    return (high - (0x1p84 + 0x1p63 + 0x1p52)) + low;
+}
+
 /* The natural logarithm of a normal number u > 0: u = 2^e·m with m in [√½, √2), log m = 2·atanh((m-1)/(m+1)). */
 static inline double logarithm(double u) {
     const uint64_t root_half = 0x3fe6a09e667f3bcdULL, one = 0x3ff0000000000000ULL;
@@ -36,7 +44,7 @@ static long radii(const int64_t *restrict coins, long n, double scale, double lo
                   double *restrict radius) {
     const double factor = -2 * scale * scale;
     long rare = 0;
-    for (long i = 0; i < n; i++) u[i] = fabs((double)coins[i] * 0x1p-63 + 0x1p-64);
+    for (long i = 0; i < n; i++) u[i] = fabs(whole(coins[i]) * 0x1p-63 + 0x1p-64);
     for (long i = 0; i < n; i++) rare += (u[i] < low) | (u[i] > high);
     for (long i = 0; i < n; i++) radius[i] = sqrt(logarithm(u[i]) * factor);
     return rare;
@@ -48,7 +56,7 @@ static void turn(const int64_t *restrict coins, long n, const double *restrict r
                  double *restrict y) {
     const double pi = 3.14159265358979323846, magic = 0x1.8p52;
     for (long i = 0; i < n; i++) {
-        double t = (double)coins[i] * 0x1p-63 + 0x1p-64;
+        double t = whole(coins[i]) * 0x1p-63 + 0x1p-64;
         double shifted = 2 * t + magic;
         uint64_t quarter = to_bits(shifted);
         double a = (t - 0.5 * (shifted - magic)) * pi, w = a * a;

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import math
 import threading
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..accounting.events import check_number
 from ..errors import BadInput
+from .compiled import NOISE as COMPILED
 from .keystream import Keystream, Secretive, process
 
 PAIRS = 2**16  # a block of draws: in the cache, and large enough that threads seldom wait for Python's lock
@@ -25,23 +24,6 @@ STD = (1e-15, 1e15)
 BITS = 63
 RARE_LOW, RARE_HIGH = 2.0**-19, 1 - 2.0**-20  # outside, a radius gets 64 more bits
 SPARE = 64  # words drawn with each block for such radii; a block needs 0.4 on average
-
-
-def _compiled() -> ctypes.CDLL | None:
-    """The loops of noise.c; None where confide was installed without a C compiler. Then torch does the same, more slowly."""
-    found = importlib.util.find_spec("confide.dp._noise")
-    if found is None or found.origin is None:
-        return None
-    library = ctypes.CDLL(found.origin)
-    number, size, address = ctypes.c_double, ctypes.c_long, ctypes.c_void_p
-    library.confide_draw.argtypes = [address, size, address, size, number, number, number, address]
-    for name in ("confide_lattice32", "confide_lattice64"):
-        getattr(library, name).argtypes = [address, address, size, number]
-        getattr(library, name).restype = None
-    return library
-
-
-COMPILED = _compiled()
 
 
 class Lane:

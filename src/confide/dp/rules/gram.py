@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..compiled import done, kernels_for, rows_together
 from .base import Measured
 
 BLOCK, WIDE_BLOCK = (
@@ -29,10 +30,14 @@ def gram_square(activation: Tensor, gradient: Tensor, bias: float | Tensor | Non
     Both matrices are symmetric, so that blocks below the diagonal count twice and those above are never formed.
     *Formal guarantees.* With exact inner products this is an identity. In floating point each inner product is off by
     at most κ'·u·‖·‖‖·‖, hence the result by at most 2κ'·u·(Σ_t √(‖a_t‖²+b_t²)‖g_t‖)² to first order: the squared spread.
-    An inner product of n same-signed terms can lose n·u of itself (its small terms, one by one), up to the LOST terms that a
-    matrix product adds up at a time: what that is beyond COVERED terms is put on top of the square.
+    An inner product of n same-signed terms can lose n·u of itself (its small terms, one by one). The compiled loops add up
+    at most 64 terms and three sums in single precision, so that both products together lose less than COVERED·u, which
+    `rounding` covers, whatever n is. Elsewhere it is up to the LOST terms that a matrix product adds up at a time:
+    what that is beyond COVERED terms is put on top of the square.
     Where a length may have underflowed the spread is infinite, so that the norm is taken again in double precision.
     """
+    if kernels_for(activation, gradient):
+        return _by_kernels(activation, gradient, bias)
     positions = activation.shape[1]
     widest = max(activation.shape[2], gradient.shape[2])
     blocks = min(MOST_BLOCKS, max(1, positions // (WIDE_BLOCK if widest >= WIDE else BLOCK)))
@@ -51,6 +56,19 @@ def gram_square(activation: Tensor, gradient: Tensor, bias: float | Tensor | Non
         square += 2 * both.sum(2).double().sum(1) - both[:, :, first:].sum(2).double().sum(1)
     if activation.dtype == torch.float32:
         square *= 1 + max(0, min(widest, LOST) - COVERED) * 2.0**-24
+    return Measured(square, spread.square())
+
+
+def _by_kernels(activation: Tensor, gradient: Tensor, bias: float | Tensor | None) -> Measured:
+    kernels, (examples, positions, _) = kernels_for(activation, gradient), activation.shape
+    assert kernels is not None
+    square, spread = torch.empty(2, examples, dtype=torch.float64)
+    scale = bias.float().contiguous() if isinstance(bias, Tensor) else None
+    extra = 0.0 if bias is None or scale is not None else float(bias)
+    sides = [rows_together(side) for side in (activation, gradient)]
+    places = [number for side in sides for number in (side.data_ptr(), *side.stride()[:2], side.shape[2])]
+    about = (None if scale is None else scale.data_ptr(), extra, TINY, examples, positions, torch.get_num_threads())
+    done(kernels.confide_gram(*places, *about, square.data_ptr(), spread.data_ptr()))
     return Measured(square, spread.square())
 
 
