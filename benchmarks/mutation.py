@@ -352,7 +352,7 @@ def main() -> None:
     began, work = time.monotonic(), options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(work / "copy", ignore_errors=True)
-    shutil.copytree(SOURCE, work / "copy" / "confide", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(SOURCE, work / "copy" / "confide", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     compileall.compile_dir(work / "copy", quiet=2)
     log = work / "mutants.jsonl"
     rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []

@@ -13,6 +13,7 @@ WORKER = textwrap.dedent(
     import torch.distributed as dist
     from confide.accounting import LedgerWriter, Setting, read_ledger
     from confide.dp import Plan, PrivateGradients
+    from confide.dp import noise as noise_module
     from confide.dp.noise import Lane
 
     rank, folder, noise = int(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -26,7 +27,7 @@ WORKER = textwrap.dedent(
 
     plan = Plan(records=60, sampling_rate=float(sys.argv[4]), steps=int(sys.argv[5]), noise_multiplier=1.5, clip_norm=0.2)
     if noise == "silent":
-        Lane.draw = lambda self, out, std: out.zero_()
+        noise_module.COMPILED, Lane.draw = None, lambda self, out, std: out.zero_()
     ledger = None
     if rank == 0:
         facts = Setting("dpsgd", "document", "none", "everything", 60, 0.2)

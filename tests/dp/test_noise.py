@@ -5,10 +5,12 @@ import math
 import os
 import pickle
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -51,9 +53,27 @@ def fresh(size, std=1.0, source=None):
 
 
 def drawn(size, std=1.0):
+    """Torch's draws, before the lattice."""
     out = torch.full((size,), math.nan, dtype=torch.float64)
     Lane().draw(out, std)
     return out.numpy()
+
+
+def drawn_by(way, radii, angles, fresh):
+    """The draws of these words before the lattice, by one of the two ways."""
+    words = np.concatenate([np.asarray(radii, np.int64), np.asarray(angles, np.int64)])
+    fresh, out = np.asarray(fresh, np.uint64), np.full(len(words), math.nan)
+    if way == "compiled":
+        if noise.COMPILED is None:
+            pytest.skip("confide was installed without a C compiler")
+        law = (1.0, noise.RARE_LOW, noise.RARE_HIGH)
+        noise.COMPILED.confide_draw(words.ctypes.data, len(radii), fresh.ctypes.data, *law, out.ctypes.data)
+        return out
+    lane, u = Lane(), np.abs(words[: len(radii)] * 2.0**-63 + 2.0**-64)
+    needed = fresh[(u < noise.RARE_LOW) | (u > noise.RARE_HIGH)]
+    lane.stream = SimpleNamespace(take=lambda count: needed.view(np.uint8)[:count])
+    lane.turn(torch.from_numpy(words), torch.from_numpy(out), 1.0)
+    return out
 
 
 def uncorrelated(a, b):
@@ -110,18 +130,48 @@ def test_the_radius_and_the_angle_of_a_pair_have_their_laws(draws):
     assert stats.kstest(np.arctan2(y, x), stats.uniform(-math.pi, 2 * math.pi).cdf).pvalue > 1e-6
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 17, 511, 1025, 2000])
-def test_every_draw_is_written_once_and_both_ways_agree_on_it(size, monkeypatch):
-    coins = np.random.default_rng(size).integers(256, size=16 * 1001 + 8 * noise.SPARE, dtype=np.uint8)
-    monkeypatch.setattr(Keystream, "take", lambda self, count: coins[:count])
-    found = drawn(size)
-    monkeypatch.setattr(noise, "COMPILED", None)
-    other = drawn(size)
+@pytest.mark.parametrize("pairs", [1, 2, 3, 17, 511, 512])
+def test_both_ways_make_the_same_draws_of_the_same_coins(pairs):
+    radii, angles, fresh = np.random.default_rng(pairs).integers(-(2**63), 2**63 - 1, (3, pairs))
+    found, other = (drawn_by(way, radii, angles, fresh.view(np.uint64)) for way in ("compiled", "torch"))
     assert np.allclose(found, other, rtol=0, atol=1e-14)
-    assert len(np.unique(found)) == size
+    assert len(np.unique(found)) == 2 * pairs
 
 
-@pytest.mark.parametrize("size", [0, 1, 3, noise.SMALL - 1, noise.SMALL + 1, BLOCK + 1, 3 * BLOCK + 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 2, 3, 1023, 1024, 1025, 5001])
+def test_compiled_noise_is_the_documented_function_of_its_keystream(monkeypatch, size, dtype):
+    """Blocks, words, pairs, fresh words and lattice, step by step in Python; most radii are given fresh words here."""
+    if noise.COMPILED is None:
+        pytest.skip("confide was installed without a C compiler")
+    monkeypatch.setattr(noise, "RARE_LOW", 0.7)
+    key, nonce, std, pairs = os.urandom(32), b"\xff" * 15 + b"\xf0", 0.37, (size + 1) // 2
+    cipher = Cipher(algorithms.AES(key), modes.CTR(nonce)).encryptor()
+    words = np.frombuffer(cipher.update(bytes(32 * pairs)), np.int64)
+    wanted = np.random.default_rng(size).normal(size=2 * pairs)
+    sums = torch.tensor(wanted[:size], dtype=dtype)
+    for at in range(0, pairs, 512):
+        n = min(512, pairs - at)
+        coins, fresh = words[2 * at : 2 * (at + n)], words[2 * (pairs + at) : 2 * (pairs + at + n) : 2].view(np.uint64)
+        z = drawn_by("torch", coins[:n], coins[n:], fresh) * (std / cell(std))
+        part = torch.tensor(wanted[2 * at : 2 * (at + n)], dtype=dtype).numpy().astype(float)
+        wanted[2 * at : 2 * (at + n)] = (np.rint(part / cell(std)) + np.rint(z)) * cell(std)
+    monkeypatch.setattr(keystream, "urandom", lambda count: key if count == 32 else nonce)
+    GaussianNoise().add_(sums, std)
+    apart = np.abs(sums.numpy().astype(float) - wanted[:size])
+    assert (apart <= (2 * cell(std) if dtype == torch.float64 else 1e-6 * np.abs(wanted[:size]) + 1e-9)).all()
+
+
+def test_a_counter_that_wraps_around_gives_what_the_library_gives(monkeypatch):
+    for nonce in (b"\xff" * 16, bytes(8) + b"\xff" * 7 + b"\xf0", os.urandom(16)):
+        key = os.urandom(32)
+        monkeypatch.setattr(keystream, "urandom", lambda count, key=key, nonce=nonce: key if count == 32 else nonce)
+        stream, cipher = Keystream(160_000), Cipher(algorithms.AES(key), modes.CTR(nonce)).encryptor()
+        for count in (16, 112, 128, 144, 16_368, 16_400, 80_000):
+            assert stream.take(count).tobytes() == cipher.update(bytes(count))
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4097, BLOCK + 1, 3 * BLOCK + 5])
 def test_every_number_of_any_size_is_noised_once(size, way):
     assert len(np.unique(fresh(size))) >= size - 3 - 1e-4 * size  # draws meet in a cell of the lattice now and then
 
@@ -193,34 +243,30 @@ def test_coins_are_not_copied_or_stored(secretive, copied):
         copied(secretive())
 
 
-@pytest.mark.parametrize("byte", [0, 255])
-@pytest.mark.parametrize("size", [32, 1000])  # 1000: more radii at the end of their range than there are spare words
-def test_coins_that_all_fall_alike_still_give_finite_noise(monkeypatch, byte, size, way):
-    monkeypatch.setattr(Keystream, "take", lambda self, count: np.full(count, byte, np.uint8))
-    out = drawn(size)
+@pytest.mark.parametrize("by", ["compiled", "torch"])
+@pytest.mark.parametrize(
+    ("word", "least"), [(0, 2.0**-128), (-1, 2.0**-63)]
+)  # of a coin of zero, the next bits; or ones
+def test_coins_that_all_fall_alike_still_give_finite_noise(by, word, least):
+    fresh = np.full(500, word, np.int64).view(np.uint64)
+    out = drawn_by(by, np.full(500, word), np.full(500, word), fresh)
     assert np.isfinite(out).all()
-    least = 2.0**-128 if byte == 0 else 2.0**-63  # all bits zero; the coin's zero and the fresh word's one
     assert np.abs(out).max() == pytest.approx(math.sqrt(-2 * math.log(least)), rel=1e-12)
 
 
-def test_a_coin_at_the_upper_end_gives_a_small_radius_and_not_zero(monkeypatch, way):
-    words = np.full(64 + noise.SPARE, 2**63 - 1, np.int64)
-    words[8:16] = 2**60  # angles beside the axes
-    monkeypatch.setattr(Keystream, "take", lambda self, count: words.view(np.uint8)[:count])
-    out = drawn(16)
+@pytest.mark.parametrize("by", ["compiled", "torch"])
+def test_a_coin_at_the_upper_end_gives_a_small_radius_and_not_zero(by):
+    out = drawn_by(by, np.full(8, 2**63 - 1), np.full(8, 2**60), np.full(8, 2**63 - 1))  # angles beside the axes
     assert (out != 0).all()
     assert np.abs(out).max() < 1e-8
 
 
-def test_radii_at_both_ends_of_their_range_are_refined_alike(monkeypatch):
-    """Where a coin alone is too coarse: both ways take the fresh words in the same order and agree to their last bits."""
+def test_radii_at_both_ends_of_their_range_are_refined_alike():
+    """Where a coin alone is too coarse, both ways give a radius its pair's fresh word and agree to their last bits."""
     radii = np.array([0, 1, 2**40, 2**43, 2**63 - 1, 2**63 - 2**40, -1, -(2**42), 2**61, 2**62], np.int64)
-    words = np.concatenate([radii, np.arange(10) * 2**59, np.arange(1, noise.SPARE + 1) * 2**56])
-    spare = words[20:].view(np.uint8)
-    monkeypatch.setattr(Keystream, "take", lambda self, count: (words.view(np.uint8) if count > 80 else spare)[:count])
-    found = drawn(20)
-    monkeypatch.setattr(noise, "COMPILED", None)
-    assert np.allclose(found, drawn(20), rtol=1e-14, atol=1e-15)
+    angles, fresh = np.arange(10) * 2**59, np.arange(1, 11).astype(np.uint64) * np.uint64(2**60)
+    found, other = (drawn_by(by, radii, angles, fresh) for by in ("compiled", "torch"))
+    assert np.allclose(found, other, rtol=1e-14, atol=1e-15)
 
 
 @pytest.mark.parametrize("std", [0.0, -1.0, math.nan, math.inf, 1e-16, 1e16, True, "1"])
@@ -239,19 +285,6 @@ def test_filling_leaves_torchs_number_of_threads_alone():
     before = torch.get_num_threads()
     fresh(BLOCK)
     assert torch.get_num_threads() == before
-
-
-def test_lanes_that_were_interrupted_are_never_used_again():
-    torch.set_num_threads(2)
-    source = GaussianNoise()
-    fresh(BLOCK, source=source)
-    before = source._lanes
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Lane, "draw", lambda *_: [][0])
-        with pytest.raises(IndexError):
-            fresh(BLOCK, source=source)
-    assert not np.isnan(fresh(BLOCK, source=source)).any()
-    assert not set(map(id, before)) & set(map(id, source._lanes))
 
 
 def test_noise_first_drawn_in_inference_mode_can_be_drawn_outside_of_it():

@@ -23,6 +23,7 @@ def plan():
 
 
 def no_noise(patch):
+    patch.setattr("confide.dp.noise.COMPILED", None)
     patch.setattr(Lane, "draw", lambda self, out, std: out.zero_())
 
 
@@ -31,6 +32,7 @@ def no_clipping(patch):
 
 
 def too_little_noise(patch):
+    patch.setattr("confide.dp.noise.COMPILED", None)
     patch.setattr(Lane, "draw", lambda self, out, std: DRAW(self, out, std / 4))
 
 

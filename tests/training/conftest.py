@@ -168,6 +168,7 @@ def coins(monkeypatch):
         known.update(draws=np.random.default_rng([seed, 1]), noise=np.random.default_rng([seed, 2]))
 
     monkeypatch.setattr(PoissonSampler, "draw", draw)
+    monkeypatch.setattr("confide.dp.noise.COMPILED", None)
     monkeypatch.setattr(Lane, "draw", noise)
     deal()
     return deal
@@ -176,6 +177,7 @@ def coins(monkeypatch):
 @pytest.fixture
 def silent(monkeypatch):
     """Noise of zero, so that the sum before noise shows."""
+    monkeypatch.setattr("confide.dp.noise.COMPILED", None)
     monkeypatch.setattr(Lane, "draw", lambda self, out, std: out.zero_())
 
 

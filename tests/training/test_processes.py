@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from confide.accounting import read_ledger, verify
 from confide.cli import main
 from confide.dp import PrivateGradients
+from confide.dp import noise as noise_of_torch
 from confide.dp.noise import Lane
 from confide.dp.sampling import PoissonSampler
 from confide.training import Run, make_plan
@@ -56,6 +57,7 @@ def worker(rank, number, port, home, stop, words):
             os.kill(os.getpid(), signal.SIGKILL)
 
     PoissonSampler.draw, Lane.draw, PrivateGradients.release = draw, noted, releases
+    noise_of_torch.COMPILED = None
     try:
         main([str(word) for word in words])
     finally:

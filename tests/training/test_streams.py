@@ -15,6 +15,7 @@ import torch
 
 from confide.cli import main
 from confide.dp import PrivateGradients, keystream
+from confide.dp.compiled import COMPILED
 from confide.dp.keystream import Keystream
 from confide.dp.noise import GaussianNoise
 from confide.dp.sampling import PoissonSampler
@@ -29,16 +30,27 @@ WINDOW = 16  # bytes: by chance two of 2^24 places agree with probability 2^-81
 
 
 def note(home, fault=None):
-    """Write every byte that a keystream gives into a file of this process; with `fault`, after planting it."""
-    take = Keystream.take
+    """Write every byte that a keystream gives into a file of this process; with `fault`, after planting it.
 
-    def noted(self, count):
-        found = take(self, count)
+    Compiled loops make their bytes themselves, of counters that they reserve: the bytes of all reserved counters are written.
+    """
+    take, reserve = Keystream.take, Keystream.reserve
+
+    def write(found):
         with open(home / f"{os.getpid()}.coins", "ab") as file:
             file.write(found.tobytes() + bytes(np.random.default_rng().bytes(WINDOW)))  # takes are kept apart
         return found
 
-    Keystream.take = noted
+    def reserved(self, blocks):
+        counters, made = reserve(self, blocks), np.empty(16 * blocks, np.uint8)
+        COMPILED.confide_stream(*counters, 0, blocks, made.ctypes.data, 1)
+        write(made)
+        return counters
+
+    if COMPILED:
+        Keystream.reserve = reserved
+    else:
+        Keystream.take = lambda self, count: write(take(self, count))
     if fault:
         fault()
 
@@ -129,7 +141,8 @@ def test_a_fork_in_the_middle_of_a_run_shares_no_coin(tmp_path, monkeypatch, for
         child.start()
     for child in children:
         child.join(60)
-    monkeypatch.setattr(Keystream, "take", Keystream.take)  # puts back what `note` sets here
+    for name in ("take", "reserve"):  # puts back what `note` sets here
+        monkeypatch.setattr(Keystream, name, getattr(Keystream, name))
     draw(tmp_path, source, sampler)
     assert len(list(tmp_path.glob("*.coins"))) == 3
     assert (repeats(tmp_path) > 1000) is forgetful

@@ -7,10 +7,12 @@ from os import urandom
 from typing import Any, NoReturn
 
 import numpy as np
+import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from ..errors import BadInput, Refused
+from .compiled import COMPILED
 
 PER_KEY = 2**36  # bytes
 _forks = 0
@@ -55,6 +57,9 @@ class Secretive:
 class Keystream(Secretive):
     """Bytes that nobody can tell from fair coins: AES-256 in counter mode under a key of the operating system.
 
+    The cipher is `cryptography`'s, or the same bytes by the processor's own instructions (keystream.c), which all threads
+    and the loops of noise.c can use.
+
     *Formal guarantees.* Key and nonce are drawn by `os.urandom`, handed to the cipher and not kept; there is no seed.
     A forked child draws a new key before its first byte, so that no two processes share a coin. A key gives at most
     2^36 bytes, so that telling them from coins by the birthday bound of a 128-bit block succeeds with probability at
@@ -62,23 +67,44 @@ class Keystream(Secretive):
     are never given again. Not safe for use from two threads at once: each thread has its own.
     """
 
-    __slots__ = ("_buffer", "_bytes", "_cipher", "_left", "_process", "_zeros")
+    __slots__ = ("_buffer", "_bytes", "_cipher", "_counter", "_keys", "_left", "_process", "_zeros")
 
     def __init__(self, most: int) -> None:
         self._zeros = bytes(most)
-        self._buffer = bytearray(most + 15)  # the cipher asks for one block more, less a byte
+        self._buffer = bytearray(most + 15)  # a cipher asks for one block more, less a byte
         self._bytes = np.frombuffer(self._buffer, np.uint8)
         self._rekey()
 
     def _rekey(self) -> None:
-        self._process = process()
-        self._cipher = Cipher(algorithms.AES(urandom(32)), modes.CTR(urandom(16))).encryptor()
-        self._left = PER_KEY
+        self._process, self._left = process(), PER_KEY
+        key, nonce = urandom(32), urandom(16)
+        if COMPILED:
+            self._keys, self._counter = np.empty(240, np.uint8), int.from_bytes(nonce)
+            COMPILED.confide_expand(key, self._keys.ctypes.data)
+        else:
+            self._cipher = Cipher(algorithms.AES(key), modes.CTR(nonce)).encryptor()
 
-    def take(self, count: int) -> NDArray[np.uint8]:
-        """The next `count` bytes (at most `most`), in a buffer that the next call overwrites."""
+    def _pay(self, count: int) -> None:
         if self._process != process() or self._left < count:
             self._rekey()
         self._left -= count
-        self._cipher.update_into(memoryview(self._zeros)[:count], self._buffer)
+
+    def take(self, count: int) -> NDArray[np.uint8]:
+        """The next `count` bytes (at most `most`), in a buffer that the next call overwrites."""
+        if COMPILED:
+            blocks = -(-count // 16)
+            COMPILED.confide_stream(*self.reserve(blocks), 0, blocks, self._bytes.ctypes.data, torch.get_num_threads())
+        else:
+            self._pay(count)
+            self._cipher.update_into(memoryview(self._zeros)[:count], self._buffer)
         return self._bytes[:count]
+
+    def reserve(self, blocks: int) -> tuple[int, int, int]:
+        """For compiled loops: where the round keys are, and the first counter (its high and low word) of so many blocks.
+
+        *Formal guarantees.* No counter is given twice under one key, here or by `take`, whatever becomes of its block.
+        """
+        self._pay(16 * blocks)
+        first = self._counter
+        self._counter = (first + blocks) % 2**128
+        return self._keys.ctypes.data, first >> 64, first % 2**64

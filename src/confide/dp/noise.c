@@ -1,8 +1,9 @@
-/* Box–Muller and the lattice of noise.py in one pass: coins and a sum in, the noised sum out.
+/* Coins, Box–Muller and the lattice of noise.py in one pass: a key and a sum in, the noised sum out.
  *
  * The same formulas as the torch code in noise.py, to a few units in the last place, written so that a compiler turns each
- * loop into vector instructions. Called through ctypes, so that Python's lock is not held.
+ * loop into vector instructions.
  */
+#if defined(__x86_64__) && defined(__GNUC__)
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -12,6 +13,8 @@
 #else
 #define EACH_CPU
 #endif
+
+void confide_stream(const uint8_t *keys, uint64_t high, uint64_t low, long from, long blocks, uint8_t *out, int threads);
 
 enum { CHUNK = 512 };  /* pairs whose scratch stays in the first-level cache */
 
@@ -70,42 +73,72 @@ static void turn(const int64_t *restrict coins, long n, const double *restrict r
     }
 }
 
-/* Overwrite out[0..count) with draws of N(0, scale²): pair i has its radius from coins[i] and its angle from
- * coins[pairs + i], and its two draws go to out[i] and out[pairs + i]. A radius outside (low, high) gets a word of `fresh`.
- * Returns whether all is drawn; 0 if `most` fresh words were not enough.
- */
-int confide_draw(const int64_t *coins, long count, const uint64_t *fresh, long most, double scale, double low, double high,
-                 double *out) {
-    double u[CHUNK], radius[CHUNK], sines[CHUNK];
-    const long pairs = (count + 1) / 2, rest = count - pairs;
-    long used = 0;
-    for (long at = 0; at < pairs; at += CHUNK) {
-        const long n = pairs - at < CHUNK ? pairs - at : CHUNK, left = rest - at;
-        if (radii(coins + at, n, scale, low, high, u, radius))
-            for (long i = 0; i < n; i++) {
-                if (low <= u[i] && u[i] <= high) continue;
-                if (used == most) return 0;
-                int64_t coin = coins[at + i], place = coin < 0 ? ~coin : coin;
-                const int upper = place >= INT64_C(1) << 62;
-                if (upper) place = INT64_MAX - place;
-                const double v = ((double)place + ((double)fresh[used++] + 0.5) * 0x1p-64) * 0x1p-63;
-                radius[i] = sqrt(-2 * (upper ? log1p(-v) : log(v))) * scale;
-            }
-        turn(coins + pairs + at, n, radius, out + at, sines);
-        if (left > 0) memcpy(out + pairs + at, sines, (left < n ? left : n) * sizeof(double));
-    }
-    return 1;
-}
-
 /* Each sum x becomes step·(round(x/step) + round(z)), z its draw in units of the lattice; `step` is a power of two. */
 EACH_CPU
-void confide_lattice32(float *restrict sums, const double *restrict drawn, long n, double step) {
+static void lattice32(float *restrict sums, const double *restrict drawn, long n, double step) {
     const double cells = 1 / step;
     for (long i = 0; i < n; i++) sums[i] = (float)((rint(drawn[i]) + rint(sums[i] * cells)) * step);
 }
 
 EACH_CPU
-void confide_lattice64(double *restrict sums, const double *restrict drawn, long n, double step) {
+static void lattice64(double *restrict sums, const double *restrict drawn, long n, double step) {
     const double cells = 1 / step;
     for (long i = 0; i < n; i++) sums[i] = (rint(drawn[i]) + rint(sums[i] * cells)) * step;
 }
+
+typedef struct { const uint8_t *keys; uint64_t high, low; long from; } Blocks;
+typedef uint64_t (*Fresh)(const void *source, long i);
+
+static uint64_t of_block(const void *source, long i) {
+    const Blocks *blocks = source;
+    uint64_t words[2];
+    confide_stream(blocks->keys, blocks->high, blocks->low, blocks->from + i, 1, (uint8_t *)words, 1);
+    return words[0];
+}
+
+static uint64_t of_list(const void *source, long i) { return ((const uint64_t *)source)[i]; }
+
+/* Draws of N(0, scale²) from at most CHUNK pairs of coins, n of radii and then n of angles. A radius outside (low, high) gets a
+ * fresh word of its pair. Draw i and draw n + i are a pair.
+ */
+static void draw(const int64_t *coins, long n, Fresh fresh, const void *source, double scale, double low, double high, double *drawn) {
+    double u[CHUNK], radius[CHUNK];
+    if (radii(coins, n, scale, low, high, u, radius))
+        for (long i = 0; i < n; i++) {
+            if (low <= u[i] && u[i] <= high) continue;
+            int64_t place = coins[i] < 0 ? ~coins[i] : coins[i];
+            const int upper = place >= INT64_C(1) << 62;
+            if (upper) place = INT64_MAX - place;
+            const double v = ((double)place + ((double)fresh(source, i) + 0.5) * 0x1p-64) * 0x1p-63;
+            radius[i] = sqrt(-2 * (upper ? log1p(-v) : log(v))) * scale;
+        }
+    turn(coins + n, n, radius, drawn, drawn + n);
+}
+
+/* For tests: the same with coins and fresh words that are given. */
+void confide_draw(const int64_t *coins, long n, const uint64_t *fresh, double scale, double low, double high, double *drawn) {
+    draw(coins, n, of_list, fresh, scale, low, high, drawn);
+}
+
+/* Noise a sum of `count` numbers, in all threads; `scale` is the standard deviation in units of the lattice `step`.
+ *
+ * A pair of numbers has one block of the keystream; the blocks of up to CHUNK pairs hold the words of their radii and then those of
+ * their angles. The fresh word of a pair is the first of its block in a second row of blocks behind the first. So as many
+ * blocks are used up as there are numbers, an odd one rounded up, and none for two things.
+ */
+void confide_noise(void *sums, int wide, long count, const uint8_t *keys, uint64_t high_counter, uint64_t low_counter, double scale,
+                   double step, double low, double high, int threads) {
+    const long pairs = (count + 1) / 2;
+#pragma omp parallel for num_threads(threads) schedule(static) if (pairs > 4 * CHUNK)
+    for (long at = 0; at < pairs; at += CHUNK) {
+        int64_t coins[2 * CHUNK];
+        double drawn[2 * CHUNK];
+        const long n = pairs - at < CHUNK ? pairs - at : CHUNK, numbers = count - 2 * at < 2 * n ? count - 2 * at : 2 * n;
+        const Blocks second = {keys, high_counter, low_counter, pairs + at};
+        confide_stream(keys, high_counter, low_counter, at, n, (uint8_t *)coins, 1);
+        draw(coins, n, of_block, &second, scale, low, high, drawn);
+        if (wide) lattice64((double *)sums + 2 * at, drawn, numbers, step);
+        else lattice32((float *)sums + 2 * at, drawn, numbers, step);
+    }
+}
+#endif

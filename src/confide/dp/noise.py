@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -13,54 +11,40 @@ from numpy.typing import NDArray
 
 from ..accounting.events import check_number
 from ..errors import BadInput
-from .compiled import NOISE as COMPILED
+from .compiled import COMPILED
 from .keystream import Keystream, Secretive, process
 
-PAIRS = 2**16  # a block of draws: in the cache, and large enough that threads seldom wait for Python's lock
-SMALL = 2**16  # elements below which threads do not pay
+PAIRS = 2**16  # a block of draws: in the cache, and large enough that starting threads costs little
 CELLS = 2.0**32  # of the lattice in a standard deviation: each holds about 2^20 doubles, and √d cells are little
-MOST_LANES = 16
 STD = (1e-15, 1e15)
 BITS = 63
 RARE_LOW, RARE_HIGH = 2.0**-19, 1 - 2.0**-20  # outside, a radius gets 64 more bits
-SPARE = 64  # words drawn with each block for such radii; a block needs 0.4 on average
 
 
 class Lane:
-    """One thread's keystream and scratch: Box–Muller and the lattice, in place, a block at a time."""
+    """What noise.c does, by torch: a keystream, Box–Muller and the lattice, in place, a block at a time."""
 
     def __init__(self) -> None:
-        self.stream = Keystream(16 * PAIRS + 8 * SPARE)
+        self.stream = Keystream(16 * PAIRS)
         self.radius, self.angle = torch.empty(2, PAIRS, dtype=torch.float64, device="cpu")
         self.drawn, self.sums = torch.empty(2, 2 * PAIRS, dtype=torch.float64, device="cpu")
         self.half_cell = torch.tensor(2.0 ** -(BITS + 1), dtype=torch.float64, device="cpu")
         self.half_turn = math.pi * self.half_cell
 
-    def run(self, blocks: Iterator[torch.Tensor], std: float) -> None:
-        for block in blocks:
-            self.add(block, std)
-
     def add(self, block: torch.Tensor, std: float) -> None:
         """What `GaussianNoise.add_` does, for at most 2·PAIRS numbers: draw in units of the lattice, round, add, scale back."""
         step, drawn = cell(std), self.drawn[: len(block)]
         self.draw(drawn, std / step)
-        if COMPILED:
-            loop = COMPILED.confide_lattice32 if block.dtype == torch.float32 else COMPILED.confide_lattice64
-            loop(block.data_ptr(), drawn.data_ptr(), len(block), step)
-            return
         sums = self.sums[: len(block)].copy_(block).mul_(1 / step).round_()
         block.copy_(drawn.round_().add_(sums).mul_(step))
 
     def draw(self, out: torch.Tensor, std: float) -> None:
         """Overwrite `out` with fresh draws of N(0, std²) in double precision."""
         words = 2 * ((len(out) + 1) // 2)
-        coins = self.stream.take(8 * (words + SPARE))
-        first, spare = coins.ctypes.data, coins.ctypes.data + 8 * words
-        if COMPILED and COMPILED.confide_draw(first, len(out), spare, SPARE, std, RARE_LOW, RARE_HIGH, out.data_ptr()):
-            return
-        self._by_torch(torch.from_numpy(coins).view(torch.int64)[:words], out, std)
+        self.turn(torch.from_numpy(self.stream.take(8 * words)).view(torch.int64), out, std)
 
-    def _by_torch(self, coins: torch.Tensor, out: torch.Tensor, std: float) -> None:
+    def turn(self, coins: torch.Tensor, out: torch.Tensor, std: float) -> None:
+        """Box–Muller: the first half of the coins are for radii, the second for angles."""
         pairs, rest = len(coins) // 2, len(out) - len(coins) // 2
         radius, angle = self.radius[:pairs], self.angle[:pairs]
         radius.copy_(coins[:pairs])
@@ -116,9 +100,8 @@ class GaussianNoise(Secretive):
     def _start(self) -> None:
         self._process = process()
         self._lock = threading.Lock()
-        self._lanes: list[Lane] = []
-        self._threads = max(1, min(torch.get_num_threads(), MOST_LANES))
-        self._pool: ThreadPoolExecutor | None = None
+        self._stream = Keystream(16)
+        self._lane: Lane | None = None
 
     def add_(self, sums: torch.Tensor, std: float) -> None:
         """Round `sums` to a lattice and add noise of standard deviation `std` on the same lattice, in place.
@@ -152,45 +135,17 @@ class GaussianNoise(Secretive):
             flat.copy_(here)
 
     def _add(self, flat: torch.Tensor, std: float) -> None:
-        if not len(flat):
+        if COMPILED:
+            step, wide, threads = cell(std), flat.dtype == torch.float64, torch.get_num_threads()
+            coins = self._stream.reserve(2 * ((len(flat) + 1) // 2))
+            law = (std / step, step, RARE_LOW, RARE_HIGH)
+            COMPILED.confide_noise(flat.data_ptr(), wide, len(flat), *coins, *law, threads)
             return
-        if not self._lanes:
+        if self._lane is None:
             with torch.inference_mode(False):  # else scratch made in inference mode could not be used outside
-                self._lanes = [Lane() for _ in range(self._threads)]
-        if len(flat) <= SMALL or self._threads == 1:
-            self._lanes[0].run(iter(torch.split(flat, 2 * PAIRS)), std)
-            return
-        if self._pool is None:
-            self._pool = _pool(self._threads)
-        # The lanes share one iterator: whoever is free takes the next block.
-        blocks = iter(torch.split(flat, min(2 * PAIRS, -(-len(flat) // self._threads))))
-        try:
-            for done in [self._pool.submit(lane.run, blocks, std) for lane in self._lanes]:
-                done.result()
-        except BaseException:  # an interrupt: threads may still be at work on these lanes, which nobody may share
-            self._lanes, self._pool = [], None
-            raise
-
-
-def _pool(threads: int) -> ThreadPoolExecutor:
-    """Threads in which torch does not split an operation further: each has its own block to work on.
-
-    The limit is a property of the thread that sets it, but threads started later inherit it; hence it is put back.
-    """
-    started = threading.Barrier(threads + 1)
-
-    def start() -> None:
-        torch.get_num_threads()  # else torch would set the thread's own number later
-        torch.set_num_threads(1)
-        started.wait()
-
-    before = torch.get_num_threads()
-    pool = ThreadPoolExecutor(threads, "confide-noise")
-    for _ in range(threads):
-        pool.submit(start)
-    started.wait()
-    torch.set_num_threads(before)
-    return pool
+                self._lane = Lane()
+        for block in torch.split(flat, 2 * PAIRS) if len(flat) else ():
+            self._lane.add(block, std)
 
 
 def cell(std: float) -> float:

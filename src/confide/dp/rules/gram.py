@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..compiled import done, kernels_for, rows_together
+from ..compiled import done, loops_for, rows_together
 from .base import Measured
 
 BLOCK, WIDE_BLOCK = (
@@ -36,8 +36,8 @@ def gram_square(activation: Tensor, gradient: Tensor, bias: float | Tensor | Non
     what that is beyond COVERED terms is put on top of the square.
     Where a length may have underflowed the spread is infinite, so that the norm is taken again in double precision.
     """
-    if kernels_for(activation, gradient):
-        return _by_kernels(activation, gradient, bias)
+    if loops_for(activation, gradient):
+        return _compiled(activation, gradient, bias)
     positions = activation.shape[1]
     widest = max(activation.shape[2], gradient.shape[2])
     blocks = min(MOST_BLOCKS, max(1, positions // (WIDE_BLOCK if widest >= WIDE else BLOCK)))
@@ -59,16 +59,16 @@ def gram_square(activation: Tensor, gradient: Tensor, bias: float | Tensor | Non
     return Measured(square, spread.square())
 
 
-def _by_kernels(activation: Tensor, gradient: Tensor, bias: float | Tensor | None) -> Measured:
-    kernels, (examples, positions, _) = kernels_for(activation, gradient), activation.shape
-    assert kernels is not None
+def _compiled(activation: Tensor, gradient: Tensor, bias: float | Tensor | None) -> Measured:
+    loops, (examples, positions, _) = loops_for(activation, gradient), activation.shape
+    assert loops is not None
     square, spread = torch.empty(2, examples, dtype=torch.float64)
     scale = bias.float().contiguous() if isinstance(bias, Tensor) else None
     extra = 0.0 if bias is None or scale is not None else float(bias)
     sides = [rows_together(side) for side in (activation, gradient)]
     places = [number for side in sides for number in (side.data_ptr(), *side.stride()[:2], side.shape[2])]
     about = (None if scale is None else scale.data_ptr(), extra, TINY, examples, positions, torch.get_num_threads())
-    done(kernels.confide_gram(*places, *about, square.data_ptr(), spread.data_ptr()))
+    done(loops.confide_gram(*places, *about, square.data_ptr(), spread.data_ptr()))
     return Measured(square, spread.square())
 
 
