@@ -17,6 +17,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "confide_draw": (None, [ADDRESS, LONG, ADDRESS, *[NUMBER] * 3, ADDRESS]),
     "confide_noise": (None, [ADDRESS, INT, LONG, ADDRESS, WORD, WORD, *[NUMBER] * 4, INT]),
     "confide_gram": (INT, [*BATCH, *BATCH, ADDRESS, NUMBER, NUMBER, LONG, LONG, INT, ADDRESS, ADDRESS]),
+    "confide_layernorm": (None, [ADDRESS, ADDRESS, *[LONG] * 3, NUMBER, ADDRESS, ADDRESS, INT]),
     "confide_scan": (INT, [ADDRESS, ADDRESS, LONG, LONG, *[ADDRESS] * 3, *[LONG] * 3, INT]),
     "confide_scan_back": (INT, [ADDRESS, LONG, LONG, *[ADDRESS] * 7, *[LONG] * 3, INT]),
 }

@@ -215,13 +215,16 @@ class Elementwise(Rule):
         """What the weight multiplies."""
         raise NotImplementedError
 
+    def gradients(self, use: Use) -> tuple[Tensor, ...]:
+        """Every example's gradients of the trained parameters, by name: Σ_t g_t and Σ_t factor_t ∘ g_t."""
+        assert use.gradient is not None
+        both = {"bias": lambda g: g, "weight": lambda g: self.factor(use) * g}
+        return tuple(both[name](use.gradient).sum(1) for name in sorted(use.trained))
+
     def measure(self, use: Use) -> Measured:
         if use.kept is None:
             assert use.gradient is not None
-            use.kept = tuple(
-                (self.factor(use) * use.gradient).sum(1) if name == "weight" else use.gradient.sum(1)
-                for name in sorted(use.trained)
-            )
+            use.kept = self.gradients(use)
             use.activations, use.gradient = (), None
         square = sum((squared(part) for part in use.kept), torch.zeros((), dtype=torch.float64))
         return Measured(square, square)

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..compiled import COMPILED
 from .base import Layers, Measured, Rule, Sums, Use, register, squared
 from .gram import gram_square
 
@@ -14,18 +15,19 @@ from .gram import gram_square
 # done in the time of moving one byte (7 on a server's core; tens on a GPU, where the choice matters less).
 OPERATIONS_PER_BYTE = 7.0
 ROOM = 1.75  # numbers of a kept product for each number of activations and gradients that it replaces
+LARGEST = 2**19  # numbers of one example's product: larger ones leave the cache before they are read again
 PASSES = 3.0  # writing the kept products, reading them for the norm and for the sum
 
 
 def prefers_direct(positions: int, inputs: int, outputs: int) -> bool:
     """Whether per-example products are cheaper than Gram matrices for this shape, and do not take much more room.
 
-    Gram matrices take 3/2·T²(p+d) operations; products take no more arithmetic than the weighted sum itself, which
+    Gram matrices take 3/2·T²(p+d) operations, fewer by compiled loops; products take no more arithmetic than the weighted sum itself, which
     they replace, but 4·p·d bytes an example that are moved three times.
     """
-    gram = 1.5 * positions**2 * (inputs + outputs)
+    gram = (1.2 if COMPILED else 1.5) * positions**2 * (inputs + outputs)
     moved = 4.0 * inputs * outputs * PASSES * OPERATIONS_PER_BYTE
-    room = inputs * outputs <= ROOM * positions * (inputs + outputs)
+    room = inputs * outputs <= min(LARGEST, ROOM * positions * (inputs + outputs))
     return room and moved < gram
 
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...errors import Refused
+from ..compiled import loops_for
 from .base import Elementwise, Use, register
 
 
@@ -25,6 +26,18 @@ class LayerNorm(Elementwise):
         module = use.module
         assert isinstance(module, nn.LayerNorm)
         return functional.layer_norm(use.activations[0], module.normalized_shape, None, None, module.eps)
+
+    def gradients(self, use: Use) -> tuple[Tensor, ...]:
+        assert isinstance(use.module, nn.LayerNorm)
+        assert use.gradient is not None
+        loops = loops_for(use.activations[0], use.gradient)
+        if not loops or len(use.trained) < 2:
+            return super().gradients(use)
+        x, g = use.activations[0].contiguous(), use.gradient.contiguous()
+        weight, bias = torch.empty(2, len(x), x.shape[2])
+        made = (use.module.eps, weight.data_ptr(), bias.data_ptr(), torch.get_num_threads())
+        loops.confide_layernorm(x.data_ptr(), g.data_ptr(), *x.shape, *made)
+        return bias, weight
 
 
 @register
