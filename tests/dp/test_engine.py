@@ -11,6 +11,7 @@ from torch import nn
 from confide.dp import Plan, PrivateGradients
 from confide.dp.head import can_fuse, parts
 from confide.dp.losses import built_in
+from confide.dp.rules.base import Sums
 from confide.errors import BadInput, Refused
 
 WORDS, FEATURES = 13, 6
@@ -117,9 +118,9 @@ def test_changing_one_record_moves_the_sum_by_at_most_twice_the_clipping_norm(se
     sums = []
     for batch in (inputs, other):
         tally = private._record(batch, private._loss)
-        buffers = {id(p): torch.zeros_like(p) for p in private._trained}
-        private._add_clipped(tally, torch.ones(5, dtype=torch.bool), lambda p, buffers=buffers: buffers[id(p)], 1.0)
-        sums.append([buffers[id(p)] for p in private._trained])
+        into = Sums({id(p): torch.full_like(p, math.nan) for p in private._trained})
+        private._add_clipped(tally, torch.ones(5, dtype=torch.bool), into, 1.0)
+        sums.append([into(p) for p in private._trained])
     private.detach()
     assert size([a - b for a, b in zip(*sums, strict=True)]) <= 0.6 * (1 + 1e-5)
 
@@ -273,7 +274,7 @@ def sum_of(model, private, inputs, indices):
         row = {name: value[index : index + 1] for name, value in inputs.items()}
         tally = private._record(row, private._loss)
         buffers = dict(zip((id(p) for p in model.parameters()), total, strict=True))
-        private._add_clipped(tally, torch.ones(1, dtype=torch.bool), lambda p, buffers=buffers: buffers[id(p)], 1.0)
+        private._add_clipped(tally, torch.ones(1, dtype=torch.bool), Sums(buffers, frozenset(buffers)), 1.0)
     return total
 
 

@@ -81,7 +81,7 @@ def test_a_sum_without_noise_is_never_seen():
         assert all(parameter.grad is None for parameter in model.parameters())
         private.release(step)
         assert not private._buffers
-        assert not private._sums
+        assert not private._sums._buffers
 
 
 def test_a_backward_pass_in_an_open_step_is_refused():

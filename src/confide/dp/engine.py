@@ -122,7 +122,7 @@ class PrivateGradients:
     def _clear(self, *, spoilt: bool = False) -> None:
         """Let go of the sums of a step; a spoilt one cannot be released."""
         self._buffers: list[Tensor] = []
-        self._sums: dict[int, Tensor] = {}
+        self._sums = Sums({})
         self._rows = -1 if spoilt else 0
 
     def accumulate(self, inputs: losses.Inputs, loss: losses.Loss | None = None, *, real: Tensor | None = None) -> None:
@@ -161,10 +161,11 @@ class PrivateGradients:
             self._begin()
             if step.part[1] > 1 and not self._released:
                 self._check_ranks()
+            gradients = [self._sums(parameter) for parameter in self._trained]
             for buffer in self._buffers:
                 self._add_noise(buffer, *step.part)
-            for parameter in self._trained:
-                parameter.grad = self._sums[id(parameter)]
+            for parameter, gradient in zip(self._trained, gradients, strict=True):
+                parameter.grad = gradient
             self._released += 1
         finally:
             self._clear()
@@ -188,7 +189,7 @@ class PrivateGradients:
         if torch.float16 in self._capture.precisions:
             raise Refused(HALF)
         with exactly(self._trained[0]):
-            self._add_clipped(tally, real, lambda p: self._sums[id(p)], 1 / self.plan.expected_batch)
+            self._add_clipped(tally, real, self._sums, 1 / self.plan.expected_batch)
         self._rows += int(real.sum())
 
     def _check_state(self, loss: losses.Loss | None) -> losses.Loss:
@@ -290,12 +291,10 @@ class PrivateGradients:
                 again = tally.again(rows)
                 every = torch.ones(len(rows), dtype=torch.bool)
                 own = self.clipping.weights(again.square, again.rounding(torch.float64), every, self._dtype)
-                exact: dict[int, Tensor] = {}
+                exact = Sums({id(p): torch.empty_like(p, dtype=torch.float64) for p in self._trained})
+                self._add(again, own * scale, exact)
                 for parameter in self._trained:
-                    exact[id(parameter)] = torch.zeros_like(parameter, dtype=torch.float64)
-                self._add(again, own * scale, lambda p, exact=exact: exact[id(p)])  # type: ignore[misc]
-                for parameter in self._trained:
-                    sums(parameter).add_(exact[id(parameter)])
+                    sums(parameter).add_(exact(parameter))
         nothing = (weights == 0).all(0)
         if bool(nothing.any()):
             for use in tally.uses:
@@ -304,12 +303,12 @@ class PrivateGradients:
 
     def _add(self, tally: Tally, weights: Tensor, sums: Sums) -> None:
         while tally.uses:
-            use = tally.uses.pop()
+            use = tally.uses.pop(0)  # a tied head before its embedding: its product is then written, not added
             own = weights[self._groups[use.module]]
-            use.rule.add(use, own.to(sums(use.parameter(next(iter(use.trained)))) if use.trained else own), sums)
+            use.rule.add(use, sums.alike(own, use.parameter(next(iter(use.trained)))) if use.trained else own, sums)
 
     def _begin(self) -> None:
-        """The buffers of a step's sums, at zero; one for all parameters of a device, for speed.
+        """The buffers of a step's sums; one for all parameters of a device, for speed.
 
         They are made anew for every step, before anything else of it and after the last gradient is let go, so that
         no one outside holds them and they take the place of the last.
@@ -322,15 +321,18 @@ class PrivateGradients:
                 )
             return
         alike: dict[torch.device, list[nn.Parameter]] = {}
+        places: dict[int, Tensor] = {}
         for parameter in self._trained:
             parameter.grad = None
             alike.setdefault(parameter.device, []).append(parameter)
         for device, parameters in alike.items():
             sizes = [-(-p.numel() // ALIGNED) * ALIGNED for p in parameters]
-            buffer = torch.zeros(sum(sizes), dtype=self._dtype, device=device)
+            buffer = torch.empty(sum(sizes), dtype=self._dtype, device=device)
             self._buffers.append(buffer)
             for p, part in zip(parameters, torch.split(buffer, sizes), strict=True):
-                self._sums[id(p)] = part[: p.numel()].view(p.shape)
+                part[p.numel() :].zero_()
+                places[id(p)] = part[: p.numel()].view(p.shape)
+        self._sums = Sums(places)
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -383,13 +385,13 @@ class PrivateGradients:
         self._doubts.independence = len({round(math.log(norms[i]), 6) for i in live}) < 2
 
     def _compare(self, row: losses.Inputs, loss: losses.Loss, tally: Tally, tolerance: float) -> None:
-        sums = {id(p): torch.zeros_like(p) for p in self._trained}
-        self._add(tally, torch.ones_like(tally.square), lambda p: sums[id(p)])
+        sums = Sums({id(p): torch.empty_like(p) for p in self._trained})
+        self._add(tally, torch.ones_like(tally.square), sums)
         true = torch.autograd.grad(loss(self.model, row).sum(), self._trained, allow_unused=True)
         whole = math.sqrt(sum(float(g.double().square().sum()) for g in true if g is not None))
         assert self._doubts is not None
         for parameter, gradient in zip(self._trained, true, strict=True):
-            difference = sums[id(parameter)] - (0.0 if gradient is None else gradient)
+            difference = sums(parameter) - (0.0 if gradient is None else gradient)
             size = 0.0 if gradient is None else float(torch.linalg.vector_norm(gradient))
             if float(torch.linalg.vector_norm(difference)) > tolerance * (size + 1e-2 * whole) + 1e-9:
                 raise Refused(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from ..dp.head import can_fuse, differentiate, hidden_states, parts
 from ..dp.losses import IGNORED, built_in, rows, targets
-from ..dp.rules.base import Use, exactly, single
+from ..dp.rules.base import Sums, Use, exactly, single
 from ..dp.rules.lstm import LSTM
 
 Batch = dict[str, Tensor]
@@ -55,7 +54,7 @@ class PublicGradients:
                 single(hidden), head, goals, (goals != IGNORED).double() / count, trained
             )
         hidden.backward(gradient.to(hidden.dtype))  # type: ignore[no-untyped-call]
-        use.rule.add(use, gradient.new_ones(len(goals)), _gradient)
+        use.rule.add(use, gradient.new_ones(len(goals)), _gradients(use))
         return float(loss)
 
 
@@ -70,7 +69,7 @@ def _scan(lstm: nn.LSTM) -> Callable[..., Any]:
     def add(activations: tuple[Tensor, ...], gradient: Tensor, names: frozenset[str]) -> None:
         trained = frozenset(name for name in names if getattr(lstm, name).requires_grad)
         use = Use(rule, lstm, len(gradient), trained, activations, gradient)
-        rule.add(use, gradient.new_ones(len(gradient)), _gradient)
+        rule.add(use, gradient.new_ones(len(gradient)), _gradients(use))
 
     return rule.forward(lstm, add)
 
@@ -84,19 +83,11 @@ def _fits(model: nn.Module, batch: Batch) -> bool:
         model.train(training)
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
-
-
-def count_targets(batch: Batch, task: str) -> int:
-    """How many labels of a batch enter the loss."""
-    return int((targets(batch, task) != IGNORED).sum())
-
-
-def autocast(precision: str, device: torch.device) -> Any:
-    """Half precision for forward passes, if asked for; norms, sums and noise stay in single precision."""
-    if precision == "bf16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return contextlib.nullcontext()
+def _gradients(use: Use) -> Sums:
+    """`p.grad` of the parameters of a use, to be added to."""
+    parameters = [use.parameter(name) for name in use.trained]
+    started = frozenset(id(p) for p in parameters if p.grad is not None)
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.empty_like(parameter)
+    return Sums({id(p): p.grad for p in parameters if p.grad is not None}, started)

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from ...errors import Refused
 
 Layers = tuple[type[nn.Module] | str, ...]
-Sums = Callable[[nn.Parameter], Tensor]  # the buffer into which a parameter's weighted sum is added
 HandOver = Callable[[tuple[Tensor, ...], Tensor, frozenset[str]], None]  # activations, gradient, names of parameters
 
 
@@ -80,6 +79,35 @@ class Use:
             return value.masked_fill(rows.view(-1, *[1] * (value.dim() - 1)), 0.0)
 
         self.activations, self.gradient, self.kept = wipe(self.activations), wipe(self.gradient), wipe(self.kept)
+
+
+class Sums:
+    """The buffers into which the weighted sums of parameters are added: `sums(parameter)`, zero when first asked for.
+
+    A matrix product that comes first is written and not added, so that large buffers are neither cleared nor read for it.
+    `started` are the parameters (by id) whose buffers hold a part of the sum already.
+    """
+
+    def __init__(self, buffers: dict[int, Tensor], started: frozenset[int] = frozenset()) -> None:
+        self._buffers, self._untouched = buffers, set(buffers) - started
+
+    def __call__(self, parameter: nn.Parameter) -> Tensor:
+        buffer = self._buffers[id(parameter)]
+        if id(parameter) in self._untouched:
+            self._untouched.remove(id(parameter))
+            buffer.zero_()
+        return buffer
+
+    def alike(self, value: Tensor, parameter: nn.Parameter) -> Tensor:
+        """A tensor in the precision and on the device of a parameter's buffer."""
+        return value.to(self._buffers[id(parameter)])
+
+    def add_product(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
+        if id(parameter) in self._untouched:
+            self._untouched.remove(id(parameter))
+            torch.mm(left, right, out=self._buffers[id(parameter)])
+        else:
+            self._buffers[id(parameter)].addmm_(left, right)
 
 
 class Rule:

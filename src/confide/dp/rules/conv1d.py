@@ -21,6 +21,3 @@ class Conv1D(Linear):
 
     def as_outputs_by_inputs(self, kept: Tensor) -> Tensor:
         return kept.transpose(1, 2)
-
-    def add_product(self, buffer: Tensor, gradient: Tensor, activation: Tensor) -> None:
-        buffer.addmm_(activation.t(), gradient)

@@ -122,10 +122,9 @@ class Linear(Rule):
                 activation = activation * weights[:, None, None]
             else:
                 gradient = gradient * weights[:, None, None]
-            self.add_product(sums(use.parameter("weight")), gradient.flatten(0, 1), activation.flatten(0, 1))
-
-    def add_product(self, buffer: Tensor, gradient: Tensor, activation: Tensor) -> None:
-        buffer.addmm_(gradient.t(), activation)
+            left, right = gradient.flatten(0, 1), activation.flatten(0, 1)
+            left, right = (right, left) if self.transposed else (left, right)
+            sums.add_product(use.parameter("weight"), left.t(), right)
 
     def bias(self, use: Use) -> Tensor:
         """Per-example gradients of the bias."""
