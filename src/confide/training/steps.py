@@ -91,3 +91,15 @@ def _gradients(use: Use) -> Sums:
         if parameter.grad is None:
             parameter.grad = torch.empty_like(parameter)
     return Sums({id(p): p.grad for p in parameters if p.grad is not None}, started)
+
+
+def count_targets(batch: Batch, task: str) -> int:
+    """How many labels of a batch enter the loss."""
+    return int((targets(batch, task) != IGNORED).sum())
+
+
+def autocast(precision: str, device: torch.device) -> Any:
+    """Half precision for forward passes, if asked for; norms, sums and noise stay in single precision."""
+    if precision == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return contextlib.nullcontext()
