@@ -246,7 +246,7 @@ MISTAKES = {
     ),
     "dropout's coins that private steps move": (
         "training/loop.py",
-        "torch.manual_seed(_mixed(options.seed, slot.phase, slot.step))",
+        "seed_dropout(self.prepared.device, options.seed, slot.phase, slot.step)",
         "torch.manual_seed(0) if slot.step == 0 else None",
         "training/test_replay.py::test_a_run_is_a_function_of_released_gradients_and_public_records",
     ),

@@ -26,7 +26,7 @@ from .phases import Phase, Slot, slots
 from .planning import TrainingPlan
 from .run import CHECKPOINTS, Prepared, Run, finish, prepare_run, put_in_place, spent_steps
 from .selective import Selective
-from .steps import PublicGradients, autocast, count_targets
+from .steps import PublicGradients, autocast, count_targets, seed_dropout
 from .telemetry import Telemetry
 
 Tick = Callable[[int, int], object]  # slots done, slots in all
@@ -173,7 +173,9 @@ class Work:
     def public_step(self, slot: Slot) -> None:
         """A step on records without noise: the same in every process, whatever their number."""
         options, stream = self.options, self.public
-        torch.manual_seed(_mixed(options.seed, slot.phase, slot.step))  # dropout's coins: no private step moves them
+        seed_dropout(
+            _mixed(options.seed, slot.phase, slot.step), self.prepared.device
+        )  # dropout's coins: no private step moves them
         steps = self.plan.public_steps(self.phase)
         size = -(-len(stream) // steps)
         if self._order is None or self._order[0] != (slot.phase, slot.epoch):
@@ -183,8 +185,7 @@ class Work:
         batches = [stream.batch(rows) for rows in by_length(stream.lengths, mine, options.microbatch)]
         count = torch.tensor(float(sum(count_targets(batch, options.task) for batch in batches)))
         count = processes.total(count).clamp_min(1.0)
-        self.optimizer.zero_grad()
-        self.model.train()
+        self._open()
         loss = 0.0
         with autocast(options.precision, self.prepared.device):
             for batch in batches:
@@ -209,9 +210,8 @@ class Work:
             return
         step = next(self._private)
         # Dropout's coins are secret here: known ones, dealt out by place in the batch, would show who else is in it.
-        torch.manual_seed(secrets.randbits(63))
-        self.optimizer.zero_grad()
-        self.model.train()
+        seed_dropout(self.prepared.device, secrets.randbits(63))
+        self._open()
         with autocast(self.options.precision, self.prepared.device):
             for rows in by_length(self.private.lengths, step.indices, self.options.microbatch):
                 self.gradients.accumulate(self.private.batch(rows))
@@ -275,6 +275,14 @@ class Work:
         total = self.plan.private_steps(self.phase)
         return Rate(base, options.private_schedule, options.warmup).at(slot.step, total) * self.annealing.scale
 
+    def _open(self) -> None:
+        """Before a step: no gradient is left, and dropout is on."""
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+        if not self.model.training:
+            self.model.train()
+
     def _advance(self, rate: float) -> None:
         set_rate(self.optimizer, rate)
         self.optimizer.step()
@@ -332,7 +340,3 @@ def _norm(model: torch.nn.Module) -> float:
     """The norm of a released gradient, noise included."""
     found = [p.grad.norm() for p in model.parameters() if p.requires_grad and p.grad is not None]
     return float(torch.stack(found).norm())
-
-
-def _mixed(*numbers: int) -> int:
-    return int(np.random.default_rng(numbers).integers(2**62))

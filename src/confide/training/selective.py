@@ -29,6 +29,7 @@ from .corpus import Tokens
 from .optim import set_rate
 from .options import Options
 from .phases import Phase, Slot
+from .steps import seed_dropout
 
 if TYPE_CHECKING:
     from .planning import TrainingPlan
@@ -152,9 +153,7 @@ class Selective:
                 continue
             # Dropout's coins may be known: the batch is public, and clipping bounds a record's gradient whatever they are. But
             # they are set anew for each segment: how many coins a private one used must not move those of the next.
-            torch.manual_seed(
-                int(np.random.default_rng([self._options.seed, slot.phase, slot.step, at]).integers(2**62))
-            )
+            seed_dropout(self._device, self._options.seed, slot.phase, slot.step, at)
             chosen = [(records[row], cuts[row][at]) for row in rows]
             if at % 2:
                 self._private(numbers[rows], rows, chosen, state, rate(slot))

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -104,3 +105,11 @@ def autocast(precision: str, device: torch.device) -> Any:
     if precision == "bf16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return contextlib.nullcontext()
+
+
+def seed_dropout(device: torch.device, *numbers: int) -> None:
+    """Seed dropout's coins. torch.manual_seed also asks every kind of device that is not there, which takes long and keeps each call."""
+    seed = int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(seed)
