@@ -173,9 +173,7 @@ class Work:
     def public_step(self, slot: Slot) -> None:
         """A step on records without noise: the same in every process, whatever their number."""
         options, stream = self.options, self.public
-        seed_dropout(
-            _mixed(options.seed, slot.phase, slot.step), self.prepared.device
-        )  # dropout's coins: no private step moves them
+        seed_dropout(self.prepared.device, options.seed, slot.phase, slot.step)  # so that no private step moves them
         steps = self.plan.public_steps(self.phase)
         size = -(-len(stream) // steps)
         if self._order is None or self._order[0] != (slot.phase, slot.epoch):
