@@ -57,6 +57,8 @@ HEADLINE = Study(
     (
         Row("crt, dialogues", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74}, start="public lines", size="all"),
         Row("jft, dialogues (caught secrets)", ORIGINAL, "lstm", "jft", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74}, size="all"),
+        Row("dpsgd, dialogues", ORIGINAL, "lstm", "dpsgd", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74}, size="all"),
+        Row("plain, dialogues", ORIGINAL, "lstm", "plain", {**WHOLE, "missed": 0.1}, size="all"),
     ),
     UTILITY, published=PUBLISHED,
 )  # fmt: skip
