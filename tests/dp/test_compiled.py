@@ -11,6 +11,7 @@ from confide.dp.rules.base import Use
 from confide.dp.rules.gram import gram_square
 from confide.dp.rules.lstm import _scan, _scan_back
 from confide.dp.rules.normalization import LayerNorm
+from confide.errors import Refused
 
 pytestmark = pytest.mark.skipif(compiled.COMPILED is None, reason="confide was installed without a C compiler")
 SHAPES = [
@@ -137,3 +138,25 @@ def test_gradients_of_a_layernorm_are_torchs(examples, positions, features, thre
     true = rule.gradients(Use(rule, module, examples, names, (x.double(),), g.double()))
     for mine, exact in zip(found, true, strict=True):
         assert torch.allclose(mine.double(), exact, rtol=1e-5, atol=1e-5 * math.sqrt(positions))
+
+
+def test_shapes_that_do_not_fit_are_refused_and_not_read():
+    with pytest.raises(Refused, match="other examples or positions"):
+        gram_square(torch.randn(3, 6, 4), torch.randn(3, 2, 5))
+    layer, rule = nn.LayerNorm(8), LayerNorm()
+    use = Use(rule, layer, 3, frozenset({"weight", "bias"}), (torch.randn(3, 6, 8),), torch.randn(3, 2, 8))
+    with pytest.raises(Refused, match="other examples or positions"):
+        rule.gradients(use)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_torchs_default_precision_does_not_matter(dtype):
+    layer, rule = nn.LayerNorm(8), LayerNorm()
+    use = Use(rule, layer, 3, frozenset({"weight", "bias"}), (torch.randn(3, 6, 8),), torch.randn(3, 6, 8))
+    wanted = rule.gradients(use)
+    torch.set_default_dtype(dtype)
+    try:
+        found = rule.gradients(use)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, wanted, strict=True))

@@ -4,6 +4,7 @@ import copy
 import math
 import os
 import pickle
+import signal
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -28,9 +29,10 @@ Z = 5.0  # standard deviations: two-sided 5.7e-7
 
 @pytest.fixture(params=["compiled", "torch"])
 def way(request, monkeypatch):
-    """Both ways to draw: the loops of noise.c, and torch where there was no compiler."""
+    """Both ways to draw: the loops of noise.c and keystream.c, and torch and a library where there was no compiler."""
     if request.param == "torch":
         monkeypatch.setattr(noise, "COMPILED", None)
+        monkeypatch.setattr(keystream, "COMPILED", None)
     elif noise.COMPILED is None:
         pytest.skip("confide was installed without a C compiler")
 
@@ -42,6 +44,7 @@ def draws(request):
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "torch":
             patch.setattr(noise, "COMPILED", None)
+            patch.setattr(keystream, "COMPILED", None)
         return fresh(MANY)
 
 
@@ -377,3 +380,49 @@ def test_a_sum_of_any_shape_is_noised_in_place():
     sums = torch.zeros(3, 5, 7)
     GaussianNoise().add_(sums, 1.0)
     assert (sums != 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sums_beside_the_lattice_are_released_on_it(dtype, way):
+    std = 1.0
+    sums = torch.from_numpy(np.random.default_rng(0).normal(scale=1e-3, size=100_003)).to(dtype)
+    assert (sums.double() / cell(std) != (sums.double() / cell(std)).round()).double().mean() > 0.4
+    GaussianNoise().add_(sums, std)
+    near = sums.double()[sums.abs() < 2**20 * cell(std)] if dtype == torch.float32 else sums.double()
+    assert len(near) > 10
+    assert torch.equal(near / cell(std), (near / cell(std)).round())
+
+
+@pytest.mark.parametrize("count", [-16, 17, 1 << 24])
+def test_a_keystream_gives_no_more_than_it_has_room_for(count, way):
+    with pytest.raises(BadInput, match="at most 16 bytes at a time"):
+        Keystream(16).take(count)
+
+
+def test_round_keys_are_wiped_with_their_key():
+    if keystream.COMPILED is None:
+        pytest.skip("confide was installed without a C compiler")
+    stream = Keystream(16)
+    keys = stream._keys
+    assert keys.any()
+    del stream
+    assert not keys.any()
+
+
+def test_a_large_draw_in_a_forked_child_ends():
+    """OpenMP's threads do not live on in a child, where torch itself would wait for them."""
+    if noise.COMPILED is None:
+        pytest.skip("confide was installed without a C compiler")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    source, stream, sums = GaussianNoise(), Keystream(1 << 20), torch.zeros(100_000)
+    source.add_(sums, 1.0)
+    stream.take(1 << 20)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        source.add_(sums, 1.0)
+        stream.take(1 << 20)
+        os._exit(0)
+    torch.set_num_threads(before)
+    assert os.waitpid(child, 0)[1] == 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from confide.dp.clipping import rounding
+from confide.dp.clipping import PAID, rounding
 from confide.dp.rules.gram import gram_square
 
 EXAMPLES = 6
@@ -102,3 +102,21 @@ def test_the_worst_of_many_contributions_stays_below_the_norm(clipped):
         _, sums = clipped(model, {"x": x}, loss, clip_norm=1e-3)
         worst = max(worst, math.sqrt(sum(float(part.square().sum()) for part in sums)))
     assert 0.9999e-3 < worst <= 1e-3 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("lanes", [8, 16])
+@pytest.mark.parametrize("part", [3.0, 8.0, 11.0, 13.5, 14.5, 20.0])
+def test_roundings_that_conspire_stay_below_what_noise_pays_for(part, lanes, clipped):
+    """Inner products whose terms all round down, and others whose terms all round up, in both Gram matrices at once."""
+    unit = 2.0**-23
+    v, w = (torch.full((512,), math.sqrt(share * unit)) for share in (0.4995, 0.5013))
+    v[:lanes] = w[:lanes] = 1
+    d = torch.tensor([float(v.double().norm()) / part / 2])
+    x, force = torch.stack([v, w])[None], torch.stack([torch.cat([v, d]), -torch.cat([w, -d])])[None]
+
+    def loss(model, batch):
+        return (model(batch["x"]) * batch["force"]).sum((1, 2))
+
+    layer = nn.Linear(512, 513, bias=False)
+    _, sums = clipped(nn.Sequential(layer), {"x": x, "force": force}, loss, clip_norm=0.1)
+    assert float(sums[0].norm()) <= 0.1 * PAID

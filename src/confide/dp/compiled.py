@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 
 import torch  # first: it brings the threads that the loops share with it
 
 ADDRESS, LONG, INT, NUMBER, WORD = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double, ctypes.c_uint64
+VERSION = 2  # of the functions below, as `confide_kernels` says it; 0 on a processor without their instructions
 BATCH = [ADDRESS, LONG, LONG, LONG]
 SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "confide_kernels": (INT, []),
@@ -31,7 +33,7 @@ def _load() -> ctypes.CDLL | None:
         library = ctypes.CDLL(found.origin)
     except OSError:  # made for another machine, or without the threads' library
         return None
-    if not library.confide_kernels():
+    if not hasattr(library, "confide_kernels") or library.confide_kernels() != VERSION:
         return None
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(library, name)
@@ -40,6 +42,20 @@ def _load() -> ctypes.CDLL | None:
 
 
 COMPILED = _load()
+_forked = False
+
+
+def _in_child() -> None:
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def threads() -> int:
+    """How many threads a loop may use: torch's number, but one in a forked process, where OpenMP would wait for ever."""
+    return 1 if _forked else torch.get_num_threads()
 
 
 def loops_for(*tensors: torch.Tensor) -> ctypes.CDLL | None:

@@ -7,12 +7,11 @@ from os import urandom
 from typing import Any, NoReturn
 
 import numpy as np
-import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from ..errors import BadInput, Refused
-from .compiled import COMPILED
+from .compiled import COMPILED, threads
 
 PER_KEY = 2**36  # bytes
 _forks = 0
@@ -60,7 +59,7 @@ class Keystream(Secretive):
     The cipher is `cryptography`'s, or the same bytes by the processor's own instructions (keystream.c), which all threads
     and the loops of noise.c can use.
 
-    *Formal guarantees.* Key and nonce are drawn by `os.urandom`, handed to the cipher and not kept; there is no seed.
+    *Formal guarantees.* Key and nonce are drawn by `os.urandom` and held in memory alone, for as long as they are used; there is no seed.
     A forked child draws a new key before its first byte, so that no two processes share a coin. A key gives at most
     2^36 bytes, so that telling them from coins by the birthday bound of a 128-bit block succeeds with probability at
     most 2^-65 a key; what remains is the assumption that AES-256 is a pseudorandom permutation. Bytes of one `take`
@@ -78,22 +77,33 @@ class Keystream(Secretive):
     def _rekey(self) -> None:
         self._process, self._left = process(), PER_KEY
         key, nonce = urandom(32), urandom(16)
+        self._forget()
         if COMPILED:
             self._keys, self._counter = np.empty(240, np.uint8), int.from_bytes(nonce)
             COMPILED.confide_expand(key, self._keys.ctypes.data)
         else:
             self._cipher = Cipher(algorithms.AES(key), modes.CTR(nonce)).encryptor()
 
+    def _forget(self) -> None:
+        if COMPILED and hasattr(self, "_keys"):
+            self._keys.fill(0)
+
+    __del__ = _forget
+
     def _pay(self, count: int) -> None:
+        if not 0 <= count <= PER_KEY:
+            raise BadInput(f"a keystream gives at most {PER_KEY:,} bytes at a time, not {count:,}")
         if self._process != process() or self._left < count:
             self._rekey()
         self._left -= count
 
     def take(self, count: int) -> NDArray[np.uint8]:
         """The next `count` bytes (at most `most`), in a buffer that the next call overwrites."""
+        if not 0 <= count <= len(self._zeros):
+            raise BadInput(f"this keystream gives at most {len(self._zeros):,} bytes at a time, not {count:,}")
         if COMPILED:
             blocks = -(-count // 16)
-            COMPILED.confide_stream(*self.reserve(blocks), 0, blocks, self._bytes.ctypes.data, torch.get_num_threads())
+            COMPILED.confide_stream(*self.reserve(blocks), 0, blocks, self._bytes.ctypes.data, threads())
         else:
             self._pay(count)
             self._cipher.update_into(memoryview(self._zeros)[:count], self._buffer)

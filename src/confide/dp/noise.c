@@ -129,7 +129,7 @@ void confide_draw(const int64_t *coins, long n, const uint64_t *fresh, double sc
 void confide_noise(void *sums, int wide, long count, const uint8_t *keys, uint64_t high_counter, uint64_t low_counter, double scale,
                    double step, double low, double high, int threads) {
     const long pairs = (count + 1) / 2;
-#pragma omp parallel for num_threads(threads) schedule(static) if (pairs > 4 * CHUNK)
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && pairs > 4 * CHUNK)
     for (long at = 0; at < pairs; at += CHUNK) {
         int64_t coins[2 * CHUNK];
         double drawn[2 * CHUNK];

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 
 import numpy as np
@@ -11,10 +12,11 @@ from numpy.typing import NDArray
 
 from ..accounting.events import check_number
 from ..errors import BadInput
-from .compiled import COMPILED
+from .compiled import COMPILED, threads
 from .keystream import Keystream, Secretive, process
 
 PAIRS = 2**16  # a block of draws: in the cache, and large enough that starting threads costs little
+MOST = 2**30  # numbers that take their coins from one reservation
 CELLS = 2.0**32  # of the lattice in a standard deviation: each holds about 2^20 doubles, and √d cells are little
 STD = (1e-15, 1e15)
 BITS = 63
@@ -75,6 +77,17 @@ class Lane:
         return root
 
 
+_ONE = threading.Lock()  # noise is drawn by one thread at a time; a forked process has a lock of its own
+
+
+def _unlocked() -> None:
+    global _ONE
+    _ONE = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlocked)
+
+
 class GaussianNoise(Secretive):
     """Adds independent N(0, std²) from coins of the operating system. There is no seed, here or anywhere.
 
@@ -83,11 +96,11 @@ class GaussianNoise(Secretive):
     processes and instances.
 
     *Tail.* A radius comes from a 63-bit uniform u, to which 64 more bits are given where u is below 2^-19 or above
-    1-2^-20; so u is at least 2^-128 and never 0 or 1. The largest reachable |z| is sqrt(2·128·ln 2) = 13.3, and no draw is
-    infinite. An ideal Gaussian pair leaves that disc with probability 2^-128 = 2.9e-39. Cutting it off is a change of total
-    variation d/2·2^-128 a step for d parameters, whatever the shift between neighbours: with a shift of 2C, the outputs
+    1-2^-20; so u is at least 2^-108 and never 0 or 1. The largest reachable |z| is sqrt(2·128·ln 2) = 13.3, and no draw is
+    infinite. An ideal Gaussian pair leaves that disc with probability 2^-108 = 2.9e-39. Cutting it off is a change of total
+    variation d/2·2^-108 a step for d parameters, whatever the shift between neighbours: with a shift of 2C, the outputs
     that only one of two neighbours can reach lie where the other's draw has left the disc, and what they add to δ is at most
-    (1+e^ε)·T·d/2·2^-128: below 1e-9 at d=1e9, T=1e5 up to ε=36. (A 40-bit u would leave 9e-13 a pair: 82e6 parameters would
+    (1+e^ε)·T·d/2·2^-108: below 1e-9 at d=1e9, T=1e5 up to ε=36. (A 40-bit u would leave 9e-13 a pair: 82e6 parameters would
     add 4e-5 to δ in a single step.)
 
     *Lattice.* Numbers that were drawn in floating point and added to a sum tell by their last bits what they were added to
@@ -99,7 +112,6 @@ class GaussianNoise(Secretive):
 
     def _start(self) -> None:
         self._process = process()
-        self._lock = threading.Lock()
         self._stream = Keystream(16)
         self._lane: Lane | None = None
 
@@ -117,7 +129,8 @@ class GaussianNoise(Secretive):
 
         *Not proven.* z is drawn on a finite grid by the double-precision logarithm, sine and cosine of the platform. A cell
         of the lattice holds about 2^70 pairs of coins, so that its mass is within about 2^-35 of a Gaussian's, if those
-        functions are right to a few units in the last place; that is an estimate, not a theorem. Time is not covered.
+        functions are right to a few units in the last place (those of noise.c are series of their own, held against the
+        platform's to 1e-14 of a draw); that is an estimate, not a theorem. Time is not covered.
         """
         if sums.dtype not in (torch.float32, torch.float64) or not sums.is_contiguous():
             raise BadInput(
@@ -127,19 +140,20 @@ class GaussianNoise(Secretive):
         check_number("the noise's standard deviation", std, *STD)
         flat = sums.detach().view(-1)
         here = flat.cpu()
-        if self._process != process():
-            self._start()
-        with self._lock:
+        with _ONE:
+            if self._process != process():
+                self._start()
             self._add(here, float(std))
         if here is not flat:
             flat.copy_(here)
 
     def _add(self, flat: torch.Tensor, std: float) -> None:
         if COMPILED:
-            step, wide, threads = cell(std), flat.dtype == torch.float64, torch.get_num_threads()
-            coins = self._stream.reserve(2 * ((len(flat) + 1) // 2))
-            law = (std / step, step, RARE_LOW, RARE_HIGH)
-            COMPILED.confide_noise(flat.data_ptr(), wide, len(flat), *coins, *law, threads)
+            step, wide = cell(std), flat.dtype == torch.float64
+            for part in torch.split(flat, MOST) if len(flat) else ():
+                coins = self._stream.reserve(2 * ((len(part) + 1) // 2))
+                law = (std / step, step, RARE_LOW, RARE_HIGH)
+                COMPILED.confide_noise(part.data_ptr(), wide, len(part), *coins, *law, threads())
             return
         if self._lane is None:
             with torch.inference_mode(False):  # else scratch made in inference mode could not be used outside
@@ -157,8 +171,8 @@ def cell(std: float) -> float:
 def room(multiplier: float, numbers: int) -> float:
     """By which factor noise must grow so that the lattice costs nothing.
 
-    *Formal guarantees.* Let x = 2^-30·σ·√d, at most 2. Noise of at most (1 + 2^-12)(1 + x)·σ·C has g ≤ 2^-32·(1 + 2^-12)(1 + x)·σ·C,
-    so that a sum of sensitivity C has at most C + g·√d ≤ C·(1 + x(1 + x)(1 + 2^-12)/4) ≤ C·(1 + x) after rounding. Noise of
+    *Formal guarantees.* Let x = 2^-30·σ·√d, at most 2. Noise of at most (1 + 2^-10)(1 + x)·σ·C has g ≤ 2^-32·(1 + 2^-10)(1 + x)·σ·C,
+    so that a sum of sensitivity C has at most C + g·√d ≤ C·(1 + x(1 + x)(1 + 2^-10)/4) ≤ C·(1 + x) after rounding. Noise of
     (1 + x)·σ·C is therefore at least σ times the sensitivity: under zero-out and add-remove, where it is C, and all the
     more for k substituted records, where it is 2kC and rounding adds no more. At d = 10^9 and σ = 1, x is 3e-5.
     """

@@ -20,6 +20,12 @@ Layers = tuple[type[nn.Module] | str, ...]
 HandOver = Callable[[tuple[Tensor, ...], Tensor, frozenset[str]], None]  # activations, gradient, names of parameters
 
 
+MISMATCH = (
+    "what a layer gave out has other examples or positions than what it was given: something after the layer, such as a "
+    "hook, cuts or repeats its output; do that in a module of its own"
+)
+
+
 class Measured(NamedTuple):
     """Per example: the squared norm as computed, and the square of its spread.
 

@@ -1,8 +1,9 @@
 /* Squared norms of sums of outer products, from Gram matrices that are never stored whole.
  *
  * In: activations and output gradients of a batch, float32, the features of a row next to each other in memory. Out: for each
- * example Σ_ts (a_t·a_s + b_t b_s)(g_t·g_s) and Σ_t |a_t||g_t|. Inner products are taken of 512 terms at a time, in single
- * precision and in eight or sixteen lanes, so that no number adds up more than 64 terms; what they give is added in double.
+ * example Σ_ts (a_t·a_s + b_t b_s)(g_t·g_s) and Σ_t |a_t||g_t|. Inner products are taken of 128 terms at a time, in single
+ * precision and in eight or sixteen lanes, so that no number is rounded more than 19 times (16 terms of a lane and three sums of lanes,
+ * or 8 and four); what they give is added in double.
  */
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -14,7 +15,7 @@ enum {
     ROWS = 3, COLUMNS = 4,          /* of a tile: twelve sums, three rows and one column at a time fill the registers */
     BLOCK = 9,                      /* rows that stay in the first-level cache while columns go by */
     PANEL = 132,                    /* rows and columns of the part of a matrix that is formed at a time */
-    DEPTH = 512, STRIDE = DEPTH + 16,  /* terms at a time; rows so far apart do not meet in the cache */
+    DEPTH = 128, STRIDE = DEPTH + 16,  /* terms at a time; rows so far apart do not meet in the cache */
 };
 
 typedef struct {
@@ -73,11 +74,11 @@ tile_avx512(const float *x, const float *y, long n, double *out) {
 static Tile tile;
 
 /* Whether this processor has what the loops of gram.c, lstm.c and keystream.c need. */
-int confide_kernels(void) {
+int confide_kernels(void) {  /* the number tells a library that was built from other sources */
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("aes") || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
     tile = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") ? tile_avx512 : tile_avx2;
-    return 1;
+    return 2;
 }
 
 static inline long least(long a, long b) { return a < b ? a : b; }
@@ -131,7 +132,7 @@ int confide_gram(const float *a, long a_example, long a_row, long a_features, co
     double *parts = malloc(2 * tasks * sizeof(double));
     if (parts == NULL) return 1;
     int failed = 0;
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(threads) if (threads > 1)
     {
         double *by_a = aligned_alloc(64, 2 * PANEL * PANEL * sizeof(double) + 2 * PANEL * STRIDE * sizeof(float));
         double *by_g = by_a + PANEL * PANEL;

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from ctypes import CDLL
+
 import torch
 from torch import Tensor
 
-from ..compiled import done, loops_for, rows_together
-from .base import Measured
+from ...errors import Refused
+from ..compiled import done, loops_for, rows_together, threads
+from .base import MISMATCH, Measured
 
-BLOCK, WIDE_BLOCK = (
-    128,
-    64,
-)  # positions of a row of blocks, also where features are many; none above the diagonal is formed
+BLOCK, WIDE_BLOCK = 128, 64  # positions of a row of blocks, also where features are many; none above the diagonal
 MOST_BLOCKS = 4
 WIDE = 2048  # features from which a product an example is faster on a CPU than one batched product
 SHORT = 32  # positions below which products add up one by one
 LONGEST, FEW = 8192, 512  # features summed in single precision (the second below 32 positions); parts add in double
-COVERED, LOST = (
-    256,
-    400,
-)  # terms of an inner product that may vanish beside the first: what `rounding` covers, and the most
+COVERED, LOST = 256, 400  # terms of an inner product that may vanish beside the first: `rounding` covers; the most
 TINY = 1e-30  # a squared length below may have underflowed
 
 
@@ -30,14 +27,15 @@ def gram_square(activation: Tensor, gradient: Tensor, bias: float | Tensor | Non
     Both matrices are symmetric, so that blocks below the diagonal count twice and those above are never formed.
     *Formal guarantees.* With exact inner products this is an identity. In floating point each inner product is off by
     at most κ'·u·‖·‖‖·‖, hence the result by at most 2κ'·u·(Σ_t √(‖a_t‖²+b_t²)‖g_t‖)² to first order: the squared spread.
-    An inner product of n same-signed terms can lose n·u of itself (its small terms, one by one). The compiled loops add up
-    at most 64 terms and three sums in single precision, so that both products together lose less than COVERED·u, which
-    `rounding` covers, whatever n is. Elsewhere it is up to the LOST terms that a matrix product adds up at a time:
-    what that is beyond COVERED terms is put on top of the square.
+    By the compiled loops κ' is 19, whatever the number of features. Elsewhere an inner product of n same-signed terms can
+    lose n·u of itself (its small terms, one by one), up to the LOST terms that a matrix product adds up at a time: what
+    that is beyond COVERED terms is put on top of the square.
     Where a length may have underflowed the spread is infinite, so that the norm is taken again in double precision.
     """
-    if loops_for(activation, gradient):
-        return _compiled(activation, gradient, bias)
+    if activation.shape[:2] != gradient.shape[:2]:
+        raise Refused(MISMATCH)
+    if loops := loops_for(activation, gradient):
+        return _compiled(loops, activation, gradient, bias)
     positions = activation.shape[1]
     widest = max(activation.shape[2], gradient.shape[2])
     blocks = min(MOST_BLOCKS, max(1, positions // (WIDE_BLOCK if widest >= WIDE else BLOCK)))
@@ -59,15 +57,14 @@ def gram_square(activation: Tensor, gradient: Tensor, bias: float | Tensor | Non
     return Measured(square, spread.square())
 
 
-def _compiled(activation: Tensor, gradient: Tensor, bias: float | Tensor | None) -> Measured:
-    loops, (examples, positions, _) = loops_for(activation, gradient), activation.shape
-    assert loops is not None
-    square, spread = torch.empty(2, examples, dtype=torch.float64)
-    scale = bias.float().contiguous() if isinstance(bias, Tensor) else None
+def _compiled(loops: CDLL, activation: Tensor, gradient: Tensor, bias: float | Tensor | None) -> Measured:
+    examples, positions, _ = activation.shape
+    square, spread = torch.empty(2, examples, dtype=torch.float64, device="cpu")
+    scale = bias.float().expand(examples, positions).contiguous() if isinstance(bias, Tensor) else None
     extra = 0.0 if bias is None or scale is not None else float(bias)
     sides = [rows_together(side) for side in (activation, gradient)]
     places = [number for side in sides for number in (side.data_ptr(), *side.stride()[:2], side.shape[2])]
-    about = (None if scale is None else scale.data_ptr(), extra, TINY, examples, positions, torch.get_num_threads())
+    about = (None if scale is None else scale.data_ptr(), extra, TINY, examples, positions, threads())
     done(loops.confide_gram(*places, *about, square.data_ptr(), spread.data_ptr()))
     return Measured(square, spread.square())
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..compiled import COMPILED
+from .. import compiled
 from .base import Layers, Measured, Rule, Sums, Use, register, squared
 from .gram import gram_square
 
@@ -25,7 +25,7 @@ def prefers_direct(positions: int, inputs: int, outputs: int) -> bool:
     Gram matrices take 3/2·T²(p+d) operations, fewer by compiled loops; products take no more arithmetic than the weighted sum itself, which
     they replace, but 4·p·d bytes an example that are moved three times.
     """
-    gram = (1.2 if COMPILED else 1.5) * positions**2 * (inputs + outputs)
+    gram = (1.2 if compiled.COMPILED else 1.5) * positions**2 * (inputs + outputs)
     moved = 4.0 * inputs * outputs * PASSES * OPERATIONS_PER_BYTE
     room = inputs * outputs <= min(LARGEST, ROOM * positions * (inputs + outputs))
     return room and moved < gram

@@ -1,5 +1,6 @@
 /* The recurrence of an LSTM, forward and back. Rows of the batch never meet, so that each thread takes its rows through all of time. */
 #if defined(__x86_64__) && defined(__GNUC__)
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,7 +60,7 @@ INLINE float less_one(float x) {
     const float magic = 0x1.8p23f, shifted = x * 1.44269504f + magic, n = shifted - magic;
     const float r = x - n * 0x1.62e4p-1f - n * 0x1.7f7d1cp-20f;
     const float p = r + r * r * (1.f / 2 + r * (1.f / 6 + r * (1.f / 24 + r * (1.f / 120 + r * (1.f / 720 + r * (1.f / 5040))))));
-    const int power = ((int)n + 127) << 23;
+    const uint32_t power = (uint32_t)((n == n ? (int)n : 0) + 127) << 23;
     float scale;
     memcpy(&scale, &power, 4);
     return scale * p + (scale - 1);
@@ -91,7 +92,7 @@ int confide_scan(float *gates, float *hidden, long hidden_time, long hidden_row,
     float *packed = malloc((4 * h + SIDE) * h * sizeof(float));
     if (packed == NULL) return 1;
     by_panels(w, 4 * h, h, h, 1, packed);
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
+#pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
     for (long part = 0; part < threads; part++) {
         const long first = batch * part / threads, rows = batch * (part + 1) / threads - first;
         for (long t = 0; t < times && rows; t++) {
@@ -129,7 +130,7 @@ int confide_scan_back(const float *outputs, long outputs_time, long outputs_row,
     float *packed = malloc((h + SIDE) * 4 * h * sizeof(float));
     if (packed == NULL) return 1;
     by_panels(w, h, 4 * h, 1, h, packed);
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
+#pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
     for (long part = 0; part < threads; part++) {
         const long first = batch * part / threads, rows = batch * (part + 1) / threads - first;
         for (long t = times - 1; t >= 0 && rows; t--) {

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
 from ...errors import Refused
-from ..compiled import done, loops_for, rows_together
+from ..compiled import done, loops_for, rows_together, threads
 from .base import HandOver, Measured, Rule, Sums, Use, register, squared
 from .gram import gram_square
 from .linear import prefers_direct
@@ -234,7 +234,7 @@ def _scan(gates: Tensor, hidden: Tensor, cells: Tensor, w_hh: Tensor) -> Tensor:
     if loops := loops_for(gates, hidden, cells, w_hh):
         outer, inner, w_hh = hidden.stride(0), hidden.stride(1), w_hh.contiguous()
         written = (gates.data_ptr(), hidden.data_ptr(), outer, inner, cells.data_ptr(), squashed.data_ptr())
-        done(loops.confide_scan(*written, w_hh.data_ptr(), *gates.shape[:2], w_hh.shape[1], torch.get_num_threads()))
+        done(loops.confide_scan(*written, w_hh.data_ptr(), *gates.shape[:2], w_hh.shape[1], threads()))
         return squashed
     transposed = w_hh.t().contiguous()  # once, where every product would do it again
     each, h, c, tanh = gates.unbind(), hidden.unbind(), cells.unbind(), squashed.unbind()
@@ -265,7 +265,7 @@ def _scan_back(
         dh, dc = (part.clone(memory_format=torch.contiguous_format) for part in (h, c))
         come = (outputs.data_ptr(), outputs.stride(0), outputs.stride(1), dh.data_ptr(), dc.data_ptr())
         kept = (cells.data_ptr(), gates.data_ptr(), squashed.data_ptr(), w_hh.data_ptr(), gradient.data_ptr())
-        done(loops.confide_scan_back(*come, *kept, *gates.shape[:2], w_hh.shape[1], torch.get_num_threads()))
+        done(loops.confide_scan_back(*come, *kept, *gates.shape[:2], w_hh.shape[1], threads()))
         return gradient, dc
     i, f, g, o = gates.chunk(4, 2)
     for_i, for_f, for_g, for_o = gradient.chunk(4, 2)

@@ -37,7 +37,7 @@ one(const float *restrict x, const float *restrict g, long positions, long n, fl
 void confide_layernorm(const float *x, const float *g, long examples, long positions, long features, double eps, float *weight,
                        float *bias, int threads) {
     const long size = positions * features;
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (long e = 0; e < examples; e++)
         one(x + e * size, g + e * size, positions, features, (float)eps, weight + e * features, bias + e * features);
 }

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...errors import Refused
-from ..compiled import loops_for
-from .base import Elementwise, Use, register
+from ..compiled import loops_for, threads
+from .base import MISMATCH, Elementwise, Use, register
 
 
 @register
@@ -30,12 +30,14 @@ class LayerNorm(Elementwise):
     def gradients(self, use: Use) -> tuple[Tensor, ...]:
         assert isinstance(use.module, nn.LayerNorm)
         assert use.gradient is not None
+        if use.activations[0].shape != use.gradient.shape:
+            raise Refused(MISMATCH)
         loops = loops_for(use.activations[0], use.gradient)
         if not loops or len(use.trained) < 2:
             return super().gradients(use)
         x, g = use.activations[0].contiguous(), use.gradient.contiguous()
-        weight, bias = torch.empty(2, len(x), x.shape[2])
-        made = (use.module.eps, weight.data_ptr(), bias.data_ptr(), torch.get_num_threads())
+        weight, bias = x.new_empty(2, len(x), x.shape[2])
+        made = (use.module.eps, weight.data_ptr(), bias.data_ptr(), threads())
         loops.confide_layernorm(x.data_ptr(), g.data_ptr(), *x.shape, *made)
         return bias, weight
 
