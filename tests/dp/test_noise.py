@@ -334,6 +334,9 @@ def test_noise_added_in_floating_point_is_caught_by_its_last_bits():
     assert np.flatnonzero(of_something).tolist() == [0]  # what was added to 0.75 lost its last bits
 
 
+@pytest.mark.parametrize(
+    "way", ["torch"], indirect=True
+)  # the compiled loops draw for themselves: see the lattice's other tests
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     x=st.floats(-1e6, 1e6, width=32), z=st.floats(-12, 12), std=st.floats(1e-6, 1e6),

@@ -96,11 +96,11 @@ class GaussianNoise(Secretive):
     processes and instances.
 
     *Tail.* A radius comes from a 63-bit uniform u, to which 64 more bits are given where u is below 2^-19 or above
-    1-2^-20; so u is at least 2^-108 and never 0 or 1. The largest reachable |z| is sqrt(2·128·ln 2) = 13.3, and no draw is
-    infinite. An ideal Gaussian pair leaves that disc with probability 2^-108 = 2.9e-39. Cutting it off is a change of total
-    variation d/2·2^-108 a step for d parameters, whatever the shift between neighbours: with a shift of 2C, the outputs
+    1-2^-20; so u is at least 2^-128 and never 0 or 1. The largest reachable |z| is sqrt(2·128·ln 2) = 13.3, and no draw is
+    infinite. An ideal Gaussian pair leaves that disc with probability 2^-128 = 2.9e-39. Cutting it off is a change of total
+    variation d/2·2^-128 a step for d parameters, whatever the shift between neighbours: with a shift of 2C, the outputs
     that only one of two neighbours can reach lie where the other's draw has left the disc, and what they add to δ is at most
-    (1+e^ε)·T·d/2·2^-108: below 1e-9 at d=1e9, T=1e5 up to ε=36. (A 40-bit u would leave 9e-13 a pair: 82e6 parameters would
+    (1+e^ε)·T·d/2·2^-128: below 1e-9 at d=1e9, T=1e5 up to ε=36. (A 40-bit u would leave 9e-13 a pair: 82e6 parameters would
     add 4e-5 to δ in a single step.)
 
     *Lattice.* Numbers that were drawn in floating point and added to a sum tell by their last bits what they were added to
