@@ -14,7 +14,7 @@
 #define EACH_CPU
 #endif
 
-void confide_stream(const uint8_t *keys, uint64_t high, uint64_t low, long from, long blocks, uint8_t *out, int threads);
+void confide_blocks(const uint8_t *keys, uint64_t high, uint64_t low, long from, long blocks, uint8_t *out);
 
 enum { CHUNK = 512 };  /* pairs whose scratch stays in the first-level cache */
 
@@ -92,7 +92,7 @@ typedef uint64_t (*Fresh)(const void *source, long i);
 static uint64_t of_block(const void *source, long i) {
     const Blocks *blocks = source;
     uint64_t words[2];
-    confide_stream(blocks->keys, blocks->high, blocks->low, blocks->from + i, 1, (uint8_t *)words, 1);
+    confide_blocks(blocks->keys, blocks->high, blocks->low, blocks->from + i, 1, (uint8_t *)words);
     return words[0];
 }
 
@@ -135,7 +135,9 @@ void confide_noise(void *sums, int wide, long count, const uint8_t *keys, uint64
         double drawn[2 * CHUNK];
         const long n = pairs - at < CHUNK ? pairs - at : CHUNK, numbers = count - 2 * at < 2 * n ? count - 2 * at : 2 * n;
         const Blocks second = {keys, high_counter, low_counter, pairs + at};
-        confide_stream(keys, high_counter, low_counter, at, n, (uint8_t *)coins, 1);
+        const char *place = (const char *)sums + 2 * at * (wide ? 8 : 4);
+        for (long byte = 0; byte < numbers * (wide ? 8 : 4); byte += 64) __builtin_prefetch(place + byte, 1);  /* while the draws are made */
+        confide_blocks(keys, high_counter, low_counter, at, n, (uint8_t *)coins);
         draw(coins, n, of_block, &second, scale, low, high, drawn);
         if (wide) lattice64((double *)sums + 2 * at, drawn, numbers, step);
         else lattice32((float *)sums + 2 * at, drawn, numbers, step);

@@ -83,11 +83,17 @@ int confide_kernels(void) {  /* the number tells a library that was built from o
 
 static inline long least(long a, long b) { return a < b ? a : b; }
 
-/* Copy n terms of some rows to where they lie close together, with zeros up to a whole number of tiles and lanes. */
-static void pack(const Batch *batch, const float *from, long rows, long n, float *to) {
+/* Copy n terms of some rows to where they lie close together, with zeros up to a whole number of tiles and lanes, and ask for the
+ * `next` terms behind them: rows are far apart, and no processor foresees where the next pieces lie.
+ */
+static void pack(const Batch *batch, const float *from, long rows, long n, long next, float *to) {
     const long all = (rows + 11) / 12 * 12, wide = (n + 15) / 16 * 16;
     for (long i = 0; i < all; i++) {
-        if (i < rows) memcpy(to + i * STRIDE, from + i * batch->row, n * sizeof(float));
+        if (i < rows) {
+            const float *row = from + i * batch->row;
+            memcpy(to + i * STRIDE, row, n * sizeof(float));
+            for (long k = 0; k < next; k += 16) __builtin_prefetch(row + n + k);
+        }
         const long filled = i < rows ? n : 0;
         memset(to + i * STRIDE + filled, 0, (wide - filled) * sizeof(float));
     }
@@ -102,8 +108,9 @@ static void products(const Batch *batch, long example, long first, long rows, lo
     memset(out, 0, PANEL * PANEL * sizeof(double));
     for (long from = 0; from < batch->features; from += DEPTH) {
         const long n = least(batch->features - from, DEPTH), wide = (n + 15) / 16 * 16;
-        pack(batch, base + first * batch->row + from, rows, n, x);
-        if (x != y) pack(batch, base + other * batch->row + from, columns, n, y);
+        const long next = least(batch->features - from - n, DEPTH);
+        pack(batch, base + first * batch->row + from, rows, n, next, x);
+        if (x != y) pack(batch, base + other * batch->row + from, columns, n, next, y);
         for (long block = 0; block < rows; block += BLOCK) {
             const long last = least(block + BLOCK, rows), end = x == y ? least(last, columns) : columns;
             for (long j = 0; j < end; j += COLUMNS)
