@@ -5,8 +5,8 @@ python benchmarks/engine.py --noise [--json]
 python benchmarks/engine.py --profile MODEL [--arm ARM]
 
 A step is forward, backward, noise, AdamW and zero_grad. `plain` is the loop as people write it; `strongest` is plain
-training with all that `confide` uses and plain training can use too: fused AdamW, a fused language-model head, and an
-allocator that keeps its memory. Every arm lives in a process of its own. In every round each arm makes the same number
+training with all that `confide` uses and plain training can use too: fused AdamW, a fused language-model head with its product
+by oneDNN, and an allocator that keeps its memory. Every arm lives in a process of its own. In every round each arm makes the same number
 of steps, in random order, while the others sleep; a ratio is the median over rounds of two times of the same round.
 Memory is the peak while stepping less what the process held before the model was built. All private arms clip the
 same loss (the mean over a record's tokens) to norm 1, add noise of multiplier 1 and use fused AdamW. The peers get
@@ -189,14 +189,14 @@ def fused_backward(model: Any, shape: Shape) -> Callable[[Batch], object]:
     body, head = whole.base_model, whole.get_output_embeddings()
     weight, bias = head.weight, head.bias
     count = shape.batch * (shape.length - 1)
-    logits, minus = torch.empty(count, shape.vocabulary), torch.full((count, 1), -1.0)
+    minus, logits_of = torch.full((count, 1), -1.0), importlib.import_module("confide.dp.head").logits_of
 
     def backward(batch: Batch) -> None:
         tokens = batch[0]
         hidden = body(input_ids=tokens[:, :-1])[0]
         with torch.no_grad():
             inner = hidden.flatten(0, 1)
-            torch.addmm(minus[0] if bias is None else bias, inner, weight.t(), beta=int(bias is not None), out=logits)
+            logits = logits_of(inner, head)
             torch.softmax(logits, 1, out=logits)
             logits.scatter_add_(1, tokens[:, 1:].reshape(-1, 1), minus)
             gradient = torch.mm(logits, weight).div_(count).view_as(hidden)

@@ -36,7 +36,7 @@ BELOW = {
     "review": ["records", "policies", "accounting", "screening"],
     "training": ["records", "readers", "splitting", "policies", "accounting", "dp", "models", "screening", "review", "purging"],
     "attacks": ["records", "policies", "accounting", "dp", "models", "screening", "generation", "terminal", "training"],
-    "reporting": ["accounting", "screening", "training", "purging"],
+    "reporting": ["policies", "accounting", "screening", "training", "purging"],
     "config": ["records", "models", "screening", "training", "attacks"],
 }  # fmt: skip
 ABOVE = {

@@ -12,7 +12,7 @@ import pytest
 from confide.accounting.papers import crt_bayesian_epsilon
 from confide.errors import BadInput
 from confide.experiments import reproduce as module
-from confide.experiments.jobs import FINISHED, Bench, Job, finished
+from confide.experiments.jobs import FINISHED, KEPT, Bench, Job
 from confide.experiments.numbers import COLUMNS
 from confide.experiments.reproduce import STUDIES, chosen, command, make_all, render
 from confide.experiments.results import Point, Result, as_csv, collect, holds, left_of, section, table
@@ -141,6 +141,25 @@ def test_the_page_is_made_of_runs_alone(bench, done, tmp_path, monkeypatch):
         render(SMOKE, Bench(tmp_path / "empty"), page)
 
 
+def test_what_a_page_is_made_from_is_kept_beside_it_and_counts_as_done(bench, done, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "STUDIES", {done.name: done})
+    page, kept = tmp_path / "results.md", tmp_path / "results" / "runs"
+    render(SMOKE, replace(bench, kept=kept), page)
+    (kept / "a-run-of-another-description").mkdir()
+    files = {file.name for run in kept.iterdir() for file in run.iterdir()}
+    assert {"certificate.json", "ledger.jsonl", "evaluation.json", "attacks.json", FINISHED} <= files <= set(KEPT)
+    written = {path: path.read_text() for path in (page, page.with_suffix("") / "fig3.csv")}
+    elsewhere = Bench(tmp_path / "elsewhere", own_tokens=True, kept=kept)
+    render(SMOKE, elsewhere, page)
+    assert {path: path.read_text() for path in written} == written
+    assert not (kept / "a-run-of-another-description").exists()
+    assert left_of([done], SMOKE, elsewhere)[0]["left"] == 0
+    assert left_of([done], SMOKE, replace(elsewhere, kept=None))[0]["left"] == len(jobs(done, SMOKE))
+    damaged = next(kept.glob("*-crt-*")) / "certificate.json"
+    damaged.write_text(damaged.read_text().replace('"epsilon": ', '"epsilon": 1e-3, "was": ', 1))
+    assert len(collect(done, SMOKE, elsewhere).refused) == 1
+
+
 def test_figure_6_is_computed_as_the_paper_counts_and_soundly(tmp_path):
     found = command("fig6", scale="cpu", data=None, out=tmp_path / "made")
     assert (tmp_path / "made").stat().st_mode & 0o077 == 0
@@ -196,7 +215,7 @@ def test_a_run_may_start_from_a_model_of_the_public_lines(bench):
     make_all([study], SMOKE, bench)
     (one,) = jobs(study, SMOKE)
     assert one.job.start is not None
-    assert finished(one.job.start, bench) is not None
+    assert bench.finished(one.job.start) is not None
     (row,) = collect(study, SMOKE, bench).rows
     assert row["epsilon"] <= 2.74
 

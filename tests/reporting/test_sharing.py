@@ -5,10 +5,11 @@ import json
 import pytest
 
 from confide.accounting import verify
+from confide.policies import policy_name
 from confide.reporting import report
 from confide.reporting.card import card
 from confide.reporting.gather import gather, siblings
-from confide.reporting.sharing import policy_name, shareable, without_paths
+from confide.reporting.sharing import shareable, without_paths
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

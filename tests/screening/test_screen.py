@@ -355,6 +355,7 @@ def test_the_manifest_names_the_files_of_a_policy_with_digests_that_need_the_key
         screen(str(corpus), f"known:{listed}", tmp_path / name, workers=1).manifest["policy"]["files"] for name in "ab"
     ]
     assert [[one["path"] for one in files] for files in found] == [[str(listed)]] * 2
+    assert Screened.open(tmp_path / "a").manifest["certificate"]["policy"] == "known:names.txt"
     assert found[0][0]["digest"]
     assert found[0][0]["digest"] != found[1][0]["digest"]
 

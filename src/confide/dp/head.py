@@ -29,6 +29,18 @@ def _even(length: int) -> int:
     return -(-length // 8) * 8
 
 
+def logits_of(states: Tensor, head: nn.Linear) -> Tensor:
+    """head(states), by oneDNN on a CPU: over a large vocabulary it takes two thirds of the time of torch's own choice, MKL.
+
+    Both compute in single precision throughout.
+    """
+    by_onednn = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None  # type: ignore[no-untyped-call]
+    if by_onednn is None or states.device.type != "cpu" or states.dtype != torch.float32:
+        return nn.functional.linear(states, head.weight, head.bias)
+    logits: Tensor = by_onednn(states, head.weight, head.bias, "none", [], "")
+    return logits
+
+
 @torch.no_grad()
 def differentiate(
     hidden: Tensor, head: nn.Linear, goals: Tensor, weights: Tensor, trained: frozenset[str]
@@ -45,7 +57,7 @@ def differentiate(
         slice(int(targeted[0]), min(hidden.shape[1], _even(int(targeted[-1]) + 1))) if len(targeted) else slice(0, 1)
     )
     states, scale, goal = hidden[:, window].detach(), weights[:, window].to(hidden), goals[:, window].clamp_min(0)
-    logits = nn.functional.linear(states.reshape(-1, features), head.weight, head.bias)
+    logits = logits_of(states.reshape(-1, features), head)
     torch.softmax(logits, 1, out=logits)
     right = logits.gather(1, goal.reshape(-1, 1)).clamp_min_(torch.finfo(logits.dtype).tiny)
     loss = -(right.log_().view(scale.shape) * scale).sum()

@@ -1,7 +1,8 @@
 """A job is one run of a study: a corpus, how it is screened, trained, attacked and judged come in; a run's folder comes out.
 
 Everything in a job is public, and its key is a hash of all of it: what was done is never done again, what was interrupted
-goes on where it was. `job.json` is written last, so that a folder that has it is whole.
+goes on where it was. `job.json` is written last, so that a folder that has it is whole. What a page needs of a run, some
+kilobytes of numbers with the ledger and the certificate behind them, can be kept beside the page.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -31,7 +32,7 @@ UNTRAINED = "untrained"
 PRIVATE_LINE = "[...]"
 STRICTEST = "high-contextual"
 FINISHED, EVALUATION, EPOCHS = "job.json", "evaluation.json", "epochs.jsonl"
-Say = Callable[[str], object]
+KEPT = ("ledger.jsonl", "certificate.json", "attacks.json", EVALUATION, EPOCHS, FINISHED)  # the last one last
 Tick = Callable[[int, int], object]
 
 
@@ -75,18 +76,33 @@ class Job:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where jobs are done: the folder of everything that is made, and the folder of the data sets."""
+    """Where jobs are done: the folder of everything that is made, the folder of the data sets, and what is kept of earlier runs."""
 
     folder: Path
     data: Path | None = None
+    kept: Path | None = None
     reference: str | None = (
         None  # the tokenizer whose tokens perplexity is per; None: GPT-2's below `data`, or of the hub
     )
     own_tokens: bool = False  # perplexity per token of the model's own, for trials
-    say: Say = field(default=lambda text: None, repr=False)
 
     def run(self, job: Job) -> Path:
         return self.folder / "runs" / job.name
+
+    def finished(self, job: Job) -> Path | None:
+        """The folder of a job that was done, here or earlier; None if it is not done."""
+        places = [self.run(job)] if self.kept is None else [self.run(job), self.kept / job.name]
+        return next((place for place in places if (place / FINISHED).is_file()), None)
+
+    def keep(self, job: Job) -> None:
+        """Keep of a finished run what the page is made from."""
+        folder = self.run(job)
+        if self.kept is None or not (folder / FINISHED).is_file():
+            return
+        (self.kept / job.name).mkdir(parents=True, exist_ok=True)
+        for name in KEPT:
+            if (folder / name).exists():
+                (self.kept / job.name / name).write_bytes((folder / name).read_bytes())
 
     def corpus(self, name: str) -> Path:
         """The folder of a corpus's splits, made if it is not there."""
@@ -220,23 +236,15 @@ def _first(texts: Path, documents: int | None, beside: Path) -> Iterator[Path]:
     some.unlink()
 
 
-def finished(job: Job, bench: Bench) -> dict[str, Any] | None:
-    """What is known of a job that was done; None if it is not done."""
-    try:
-        return dict(json.loads((bench.run(job) / FINISHED).read_text(encoding="utf-8")))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
 def make(job: Job, bench: Bench, tick: Tick = lambda done, total: None) -> Path:
     """Do a job, or go on with it."""
     folder = bench.run(job)
-    if finished(job, bench) is not None:
+    if (folder / FINISHED).exists():
         return folder
     if job.start is not None:
         make(job.start, bench, tick)
     with locked(folder):
-        if finished(job, bench) is not None:  # another process has done it meanwhile
+        if (folder / FINISHED).exists():  # another process has done it meanwhile
             return folder
         began = time.monotonic()
         _train(job, bench, folder, tick)

@@ -14,7 +14,7 @@ from ..accounting.events import PoissonGaussian
 from ..accounting.ledger import read_ledger
 from ..accounting.papers import crt_bayesian_at, rdp_epsilon
 from ..errors import Contradiction
-from .jobs import EPOCHS, EVALUATION, UNTRAINED, Bench, Job, finished
+from .jobs import EPOCHS, EVALUATION, FINISHED, UNTRAINED, Bench, Job
 
 # Every number that a study may show, and what it is
 COLUMNS: dict[str, str] = {
@@ -48,9 +48,10 @@ COLUMNS: dict[str, str] = {
 
 def numbers(job: Job, bench: Bench, missed: float = 0.1) -> dict[str, Any]:
     """All numbers of a finished job; those that were not measured are left out. `missed` is what Bayesian ε are about."""
-    folder, done = bench.run(job), finished(job, bench)
-    if done is None:
-        raise Contradiction(f"{folder.name} is not finished")
+    folder = bench.finished(job)
+    if folder is None:
+        raise Contradiction(f"{job.name} is not finished")
+    done = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
     for split, digest in done["data"].items():
         if bench.digest(job.corpus, split) != digest:
             raise Contradiction(
@@ -67,13 +68,14 @@ def numbers(job: Job, bench: Bench, missed: float = 0.1) -> dict[str, Any]:
 def epochs(job: Job, bench: Bench, missed: float = 0.1) -> list[dict[str, Any]]:
     """The same after every epoch, as far as it was judged then: utility, and ε of the steps so far."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
-    for line in (bench.run(job) / EPOCHS).read_text(encoding="utf-8").splitlines():
+    folder = bench.finished(job) or bench.run(job)
+    for line in (folder / EPOCHS).read_text(encoding="utf-8").splitlines():
         one = json.loads(line)
         spent = sum(one["spent"].values())
         row = {"epoch": one["epoch"] + 1, **_utility(one)}
-        if spent and (bench.run(job) / "certificate.json").exists():
-            certificate = json.loads((bench.run(job) / "certificate.json").read_text(encoding="utf-8"))
-            row |= _epsilons(bench.run(job), certificate, missed, spent)
+        if spent and (folder / "certificate.json").exists():
+            certificate = json.loads((folder / "certificate.json").read_text(encoding="utf-8"))
+            row |= _epsilons(folder, certificate, missed, spent)
         found[one["phase"], one["epoch"]] = row  # a resumed run may have judged an epoch twice
     return list(found.values())
 

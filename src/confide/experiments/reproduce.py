@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..accounting.events import check_count
 from ..errors import BadInput
 from . import crt, jft, ours, sdp
-from .jobs import Bench, Job, finished, make
+from .jobs import Bench, Job, make
 from .results import Result, as_csv, collect, draw_study, left_of, section
 from .scales import MULTIWOZ, ORIGINAL, SCALES, SMALL, Scale
 from .study import Study, jobs
@@ -54,7 +55,7 @@ def command(
 ) -> dict[str, Any]:  # fmt: skip
     """What `confide reproduce` does: do what is left of some studies, or say what is left of all; and write the page."""
     size = scale_of(scale)
-    bench = Bench(out, data, reference, own_tokens=size.name == "smoke")
+    bench = Bench(out, data, None if page is None else _kept(page), reference, own_tokens=size.name == "smoke")
     studies = list(STUDIES.values()) if name is None else chosen(name)
     if size.name == "smoke" and data is None:
         studies = [_simulated(study) for study in studies]
@@ -131,7 +132,7 @@ def make_all(
     wanted = {one.job.key: one.job for study in studies for one in jobs(study, scale)}
     # First seeds of all studies come before second ones: an interrupted sweep shows every line, if with less certainty
     order = sorted(
-        (job for job in wanted.values() if finished(job, bench) is None), key=lambda job: int(job.train.get("seed", 0))
+        (job for job in wanted.values() if bench.finished(job) is None), key=lambda job: int(job.train.get("seed", 0))
     )
     for job in _made(order, bench, min(workers, len(order))):
         done(job)
@@ -146,14 +147,13 @@ def _made(order: Sequence[Job], bench: Bench, workers: int) -> Iterable[Job]:
         return
     starts = {job.start.key: job.start for job in order if job.start is not None}
     waiting = [*starts.values(), *order]
-    quiet = Bench(bench.folder, bench.data, bench.reference, bench.own_tokens)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_alone) as pool:
         running: dict[Future[Path], Job] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < workers:
                     job = waiting.pop(0)
-                    running[pool.submit(make, job, quiet)] = job
+                    running[pool.submit(make, job, bench)] = job
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     job = running.pop(future)
                     future.result()
@@ -193,7 +193,10 @@ def write(result: Result, folder: Path) -> dict[str, Any]:
 
 
 def render(scale: Scale, bench: Bench, page: Path) -> list[Result]:
-    """results.md, and its figures and CSV files in a folder beside it: every study of which anything was measured."""
+    """results.md, and its figures, CSV files and what is kept of runs in a folder beside it: every study of which anything was measured."""
+    planned = {one.job.name: one.job for study in STUDIES.values() for one in jobs(study, scale)}
+    for job in planned.values():
+        bench.keep(job)
     results = [collect(study, scale, bench) for study in STUDIES.values()]
     results = [result for result in results if result.rows]
     if not results:
@@ -208,14 +211,23 @@ def render(scale: Scale, bench: Bench, page: Path) -> list[Result]:
         (folder / f"{result.study.name}.md").unlink()
         (folder / f"{result.study.name}.png").unlink(missing_ok=True)
     page.write_text("\n".join([INTRODUCTION.format(scale=scale.name), *sections]), encoding="utf-8")
+    for folder in _kept(page).glob("*") if bench.kept is not None else ():
+        if folder.name not in planned:  # a run of a study that is described in another way now
+            shutil.rmtree(folder)
     return results
+
+
+def _kept(page: Path) -> Path:
+    """Where the runs that a page shows are kept, as far as the page needs them."""
+    return page.with_suffix("") / "runs"
 
 
 INTRODUCTION = """# Results: the papers' figures and tables, and ours
 
 This page is written by `confide reproduce --scale {scale} --page docs/results.md` from the folders of runs; no number on it is typed by
 hand. A run counts only if its certificate verifies and the data it was judged on are those that lie there now; the numbers of every single
-run are in the CSV files of [results/](results).
+run are in the CSV files of [results/](results), its ledger, certificate and measurements in [results/runs/](results/runs): `confide verify` takes
+each of those folders.
 
 **How it was measured.** Test text is raw. Perplexity (PPL) is exp(nats / number of GPT-2 tokens of that text), whatever the
 model's own vocabulary, so that rows compare; "non-secret" and "secret" are tokens outside and inside secrets, by ground truth. Every

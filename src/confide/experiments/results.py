@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 from ..accounting.guarantees import up
 from ..errors import ConfideError
-from .jobs import Bench, finished
+from .jobs import FINISHED, Bench
 from .numbers import COLUMNS, epochs, numbers
 from .scales import Scale
 from .study import Check, Planned, Study, jobs
@@ -77,7 +78,7 @@ def collect(study: Study, scale: Scale, bench: Bench) -> Result:
     rows: list[dict[str, Any]] = study.computed() if study.computed is not None else []
     refused, left = [], 0
     for one in jobs(study, scale):
-        if finished(one.job, bench) is None:
+        if bench.finished(one.job) is None:
             left += 1
             continue
         try:
@@ -338,13 +339,14 @@ def left_of(studies: Sequence[Study], scale: Scale, bench: Bench) -> list[dict[s
     known: dict[tuple[str, str, str], list[float]] = {}
     planned = {study.name: {one.job.key: one.job for one in jobs(study, scale)} for study in studies}
     for job in {key: job for some in planned.values() for key, job in some.items()}.values():
-        done = finished(job, bench)
+        done = bench.finished(job)
         if done is not None:
-            known.setdefault(job.kind, []).append(sum(done["seconds"].values()) / job.size)
+            seconds = json.loads((done / FINISHED).read_text(encoding="utf-8"))["seconds"]
+            known.setdefault(job.kind, []).append(sum(seconds.values()) / job.size)
     everything = [rate for rates in known.values() for rate in rates]
     found = []
     for study in studies:
-        open_jobs = [job for job in planned[study.name].values() if finished(job, bench) is None]
+        open_jobs = [job for job in planned[study.name].values() if bench.finished(job) is None]
         rates = [known.get(job.kind) or everything for job in open_jobs]
         seconds = (
             sum(statistics.median(rate) * job.size for rate, job in zip(rates, open_jobs, strict=True))

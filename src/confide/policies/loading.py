@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
+import re
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,24 @@ def _commas(text: str) -> list[str]:
     if depth or quote:
         raise BadInput("the policy has an open parenthesis or quotation mark")
     return [part.strip() for part in parts]
+
+
+def policy_name(spec: str) -> str:
+    """What a policy is called where others may read it: files by their last component, whatever the folders are called.
+
+    >>> policy_name("union(pii, known:wards/hiv/patients.txt)")
+    'union(pii, known:patients.txt)'
+    """
+    name, bracket, inside = spec.partition("(")
+    if bracket and spec.endswith(")") and ":" not in name:
+        with contextlib.suppress(BadInput):  # what cannot be taken apart has no parts
+            return f"{name}({', '.join(map(policy_name, _commas(inside[:-1])))})"
+    kind, colon, argument = spec.partition(":")
+    return kind + colon + _last(argument) if colon else _last(spec)
+
+
+def _last(path: str) -> str:
+    return re.split(r"[/\\]", path.rstrip("/\\"))[-1]
 
 
 def _number(text: str) -> float:

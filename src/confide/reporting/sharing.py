@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
+from ..policies import policy_name
 from .gather import Found, Missing
 
 CANARY_ATTACKS = ("exposure", "audit")  # about invented secrets; nothing else of attacks.json is public
@@ -66,15 +67,6 @@ def without_paths(text: str, *known: str) -> str:
     return _FOLDERS.sub("", _ARGUMENT.sub(r"\1", text))
 
 
-def policy_name(spec: str) -> str:
-    """A policy's name with the last component of each argument, whatever the folders are called."""
-    name, bracket, inside = spec.partition("(")
-    if bracket and spec.endswith(")") and ":" not in name:
-        return f"{name}({', '.join(policy_name(one.strip()) for one in _commas(inside[:-1]))})"
-    kind, colon, argument = spec.partition(":")
-    return kind + colon + _last(argument) if colon else _last(spec)
-
-
 def model_name(model: str) -> str:
     """A model's name on the hub, or the last component of its folder."""
     return model if _HUB.fullmatch(model) and not Path(model).exists() else _last(model)
@@ -82,18 +74,6 @@ def model_name(model: str) -> str:
 
 def _last(path: str) -> str:
     return re.split(r"[/\\]", path.rstrip("/\\"))[-1]
-
-
-def _commas(text: str) -> list[str]:
-    """The parts between commas that stand in no bracket."""
-    parts, depth = [""], 0
-    for sign in text:
-        depth += (sign == "(") - (sign == ")")
-        if sign == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += sign
-    return parts
 
 
 def _names(found: Found) -> dict[str, str]:

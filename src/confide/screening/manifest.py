@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import __version__
-from ..policies import Policy
+from ..policies import Policy, policy_name
 from .options import Options
 
 
@@ -104,8 +104,8 @@ def certificate_facts(
     consistent = policy.consistency != "none" and not options.reads_groups
     return {
         "unit": options.unit,
-        "policy": options.policy,
-        "conservative": options.conservative,
+        "policy": policy_name(options.policy),
+        "conservative": policy_name(options.conservative),
         "private_records": max(1, private),
         "order": options.order,
         "dedup": "exact" if options.dedup == "bloom-verified" else options.dedup,

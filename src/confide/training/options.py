@@ -184,7 +184,8 @@ class Options:
         for name in ("private_batch_size", "phase1_epochs", "checkpoint_every", "lora"):
             if getattr(self, name) is not None:
                 check_count(option(name), getattr(self, name), high=10**9)
-        for name in ("learning_rate", "clip_norm", "state_clip", "ratio"):
+        check_number("--ratio", self.ratio, 0, 1000)
+        for name in ("learning_rate", "clip_norm", "state_clip"):
             check_number(option(name), getattr(self, name), 0, 1e6)
         for name in ("private_learning_rate", "public_clip", "epsilon", "noise", "phase1_noise", "state_noise"):
             if getattr(self, name) is not None:
