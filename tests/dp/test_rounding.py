@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from confide.dp import Plan, PrivateGradients
 from confide.dp.clipping import PAID, rounding
 from confide.dp.rules.gram import gram_square
 
@@ -120,3 +121,68 @@ def test_roundings_that_conspire_stay_below_what_noise_pays_for(part, lanes, cli
     layer = nn.Linear(512, 513, bias=False)
     _, sums = clipped(nn.Sequential(layer), {"x": x, "force": force}, loss, clip_norm=0.1)
     assert float(sums[0].norm()) <= 0.1 * PAID
+
+
+def summed(values, batch):
+    """The sum, before noise, of records of one number each, in batches of a size."""
+    model = nn.Sequential(nn.Linear(1, 1, bias=False)).train()
+    plan = Plan(records=len(values), sampling_rate=1.0, steps=1, noise_multiplier=1.0, clip_norm=1.0)
+    private = PrivateGradients(model, plan, checked=False)
+    for rows in next(plan.run()).microbatches(batch):
+        private.accumulate({"x": values[rows]}, lambda model, batch: model(batch["x"])[:, 0])
+    total = private._sums.total(model[0].weight).double() * len(values)
+    private.detach()
+    return float(total)
+
+
+@pytest.mark.parametrize("batch", [8, 64])
+def test_a_record_that_lifts_the_sum_over_a_power_of_two_does_not_change_how_later_batches_are_rounded(batch):
+    """Casacuberta et al. 2022: half of the records bring the sum to 2^10 and a little, the rest add less than a unit in its last place."""
+    records, large = 2048, 1023 / 1024
+    first = -(-1025 // batch) * batch
+    values = torch.full((records, 1), 0.6 * 1024 * 2.0**-23)
+    values[:first] = (1024.5 - large) / (first - 1)
+    values[0] = large
+    other = values.clone()
+    other[0] = -large
+    assert abs(summed(values, batch) - summed(other, batch)) <= 2 * PAID
+    assert abs(summed(values, batch) - float(values.double().sum())) < 1e-3
+
+
+class Tied(nn.Module):
+    def __init__(self, words, features):
+        super().__init__()
+        self.table, self.head = nn.Embedding(words, features), nn.Linear(features, words, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids, x):
+        return self.table(ids), self.head(x)
+
+
+@pytest.mark.parametrize(("features", "lanes", "positions"), [(4096, 8, 1), (2048, 16, 64)])
+def test_uses_of_a_tied_table_that_cancel_are_clipped_all_the_same(features, lanes, positions):
+    """A head that takes back nearly all that the embedding gives, where each single square loses its small terms."""
+    unit = 2.0**-23
+    given, taken = (
+        torch.full((features,), -math.sqrt(0.4995 * unit)),
+        torch.full((features,), 0.5013 * unit / math.sqrt(0.4995 * unit)),
+    )
+    given[:lanes], taken[:lanes] = -1, 1
+    given = torch.cat([given, (taken.double().norm() / 13.6).float()[None]])
+    taken = torch.cat([taken, torch.zeros(1)])
+
+    def loss(model, batch):
+        rows, scores = model(batch["ids"], batch["x"])
+        return (rows * batch["given"]).sum((1, 2)) + scores[:, :, 3].sum(1)
+
+    model = Tied(8, features + 1).train()
+    plan = Plan(records=1, sampling_rate=1.0, steps=1, noise_multiplier=1.0, clip_norm=0.1)
+    private = PrivateGradients(model, plan, checked=False)
+    batch = {
+        "ids": torch.full((1, positions), 3),
+        "x": taken.expand(1, positions, -1),
+        "given": given.expand(1, positions, -1),
+    }
+    private.accumulate(batch, loss)
+    assert float(private._sums.total(model.table.weight).double().norm()) <= 0.1 * (1 + 1e-4)
+    private.detach()

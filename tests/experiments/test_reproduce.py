@@ -152,12 +152,21 @@ def test_what_a_page_is_made_from_is_kept_beside_it_and_counts_as_done(bench, do
     elsewhere = Bench(tmp_path / "elsewhere", own_tokens=True, kept=kept)
     render(SMOKE, elsewhere, page)
     assert {path: path.read_text() for path in written} == written
-    assert not (kept / "a-run-of-another-description").exists()
+    assert (kept / "a-run-of-another-description").exists()
     assert left_of([done], SMOKE, elsewhere)[0]["left"] == 0
     assert left_of([done], SMOKE, replace(elsewhere, kept=None))[0]["left"] == len(jobs(done, SMOKE))
+    attacks = json.loads((next(kept.glob("*-crt-*")) / "attacks.json").read_text())
+    assert set(attacks) <= {"exposure", "membership", "contradictions"}
+    assert "skipped" not in json.dumps(attacks)
+    found = command(None, scale="smoke", data=None, out=tmp_path / "elsewhere", page=page)
+    assert "a-run-of-another-description" in found["page"]["unused"]
     damaged = next(kept.glob("*-crt-*")) / "certificate.json"
     damaged.write_text(damaged.read_text().replace('"epsilon": ', '"epsilon": 1e-3, "was": ', 1))
     assert len(collect(done, SMOKE, elsewhere).refused) == 1
+    one, other = sorted(kept.glob("*-redacted-*"))[:2]
+    shutil.rmtree(other)
+    shutil.copytree(one, other)
+    assert any("another description" in reason for reason in collect(done, SMOKE, elsewhere).refused)
 
 
 def test_figure_6_is_computed_as_the_paper_counts_and_soundly(tmp_path):

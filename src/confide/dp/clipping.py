@@ -15,7 +15,7 @@ OF_SQUARE, OF_SPREAD = 256.0, 0.5
 IN_DOUBLE = 2.0**-37  # of the squared spread: more than n·2⁻⁵³ for inner products of n < 10⁵ terms
 CANCELLING = 768.0  # squared spread over square from which norms and sums are taken in double precision
 ROOM = {torch.float32: 2.0**-20, torch.float64: 2.0**-45}  # for rounding of the weights
-PAID = 1 + 2.0**-10  # noise is larger by this much than σ·C, for what rounding may add to a contribution
+PAID = 1 + 2.0**-10  # noise is larger by this much than σ·C, for what rounding may add to a contribution and to a sum
 STABILIZER = 0.01  # of automatic clipping (Bu et al. 2206.07136)
 KINDS = ("flat", "automatic", "per-layer")
 
@@ -60,8 +60,8 @@ def rounding(square: Tensor, spread: Tensor, dtype: torch.dtype) -> Tensor:
     is below 2⁻³⁷ of the squared spread for n < 10⁵: nothing is assumed. In single precision the compiled loops are off by at
     most 19u a product, hence by 38u of the squared spread, u = 2⁻²⁴; half of u is added here. Where the squared spread is at
     most 768 squares, the rest is at most 37.5·768·u < 1.8e-3 of the square, 8.6e-4 of the norm, which is paid for by noise
-    that is larger by 2⁻¹⁰ (`PAID`), with 1.1e-4 left for the rounding of the weighted sum; beyond, norms *and* sums are
-    taken in double precision. This holds for every input. Where torch does the work a model stands in its place: a
+    that is larger by 2⁻¹⁰ (`PAID`); beyond, norms *and* sums are taken in double precision. This holds for every input, and is about
+    one contribution; what rounding does to the sum of many is another matter (docs/engine.md). Where torch does the work a model stands in its place: a
     matrix product sums in blocks of at most some four hundred terms (384 with AVX-512), so that a sum which loses all its
     small terms loses at most about 256·u, or what `gram_square` puts on top for wide layers, and errors of different signs
     leave about u of the squared spread; whoever knows how a product sums can find numbers for which that is not so, and

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -24,10 +25,10 @@ from .noise import GaussianNoise, room
 from .plan import Plan, Step, own_part
 from .rules import Use
 from .rules.base import Sums, exactly, single
+from .sums import StepSums
 from .tally import Tally
 
 _ATTACHED: weakref.WeakKeyDictionary[nn.Module, weakref.ref[PrivateGradients]] = weakref.WeakKeyDictionary()
-ALIGNED = 16  # numbers: each parameter's part of a buffer starts at a multiple
 CANDIDATES = 4  # examples of a batch that are looked at to prove the rules
 HALF = "float16 needs a dynamic loss scale, which depends on private records and is not part of the guarantee; use bfloat16 autocast"
 SPOILT = "a batch of this step failed and its sum is lost: make new PrivateGradients and start the run again"
@@ -36,6 +37,14 @@ MIXED = (
     "records of a batch, or the first dimension of a layer is not the batch"
 )
 DOUBLE_ROWS = 4  # examples whose norms are taken in double precision at a time
+
+
+def _full_precision() -> bool:
+    """Whether float32 products are what they are called; torch refuses to say where its two ways to choose were mixed."""
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:
+        return False
 
 
 class Doubts:
@@ -69,7 +78,8 @@ class PrivateGradients:
     *Formal guarantees.* After `release`, each trainable parameter's gradient is (Σ_i w_i·g_i + σ·C·Z) / (q·n): w_i·g_i has
     norm at most C over all trainable parameters together, g_i depends on record i and the model only, Z is standard
     Gaussian, drawn once per step whatever the number of batches, and q·n is a public constant. Changing one record
-    therefore moves the sum by at most 2C. It rests on the rounding model of `clipping.rounding`, and on modules treating
+    therefore moves the sum by at most 2C. It rests on `clipping.rounding` for each contribution, on `StepSums` and a model of
+    how products of a single batch are rounded for their sum (`exact=True` needs no model), and on modules treating
     the examples of a batch apart, which the first batch is checked for: examples together must give the norms that
     they give alone, and the gradients that plain autograd gives.
     """
@@ -121,8 +131,7 @@ class PrivateGradients:
 
     def _clear(self, *, spoilt: bool = False) -> None:
         """Let go of the sums of a step; a spoilt one cannot be released."""
-        self._buffers: list[Tensor] = []
-        self._sums = Sums({})
+        self._sums: StepSums | None = None
         self._rows = -1 if spoilt else 0
 
     def accumulate(self, inputs: losses.Inputs, loss: losses.Loss | None = None, *, real: Tensor | None = None) -> None:
@@ -158,13 +167,15 @@ class PrivateGradients:
             raise Refused("the step was drawn for another process: draw and release it in the same one")
         try:
             step.spend(self.plan, self._rows)
-            self._begin()
-            if step.part[1] > 1 and not self._released:
-                self._check_ranks()
-            gradients = [self._sums(parameter) for parameter in self._trained]
-            for buffer in self._buffers:
+            sums = self._begin()
+            if step.part[1] > 1:
+                sums.widen()
+                if not self._released:
+                    self._check_ranks()
+            sums.settle()
+            for buffer in sums.flat:
                 self._add_noise(buffer, *step.part)
-            for parameter, gradient in zip(self._trained, gradients, strict=True):
+            for parameter, gradient in zip(self._trained, sums.gradients(), strict=True):
                 parameter.grad = gradient
             self._released += 1
         finally:
@@ -177,7 +188,7 @@ class PrivateGradients:
             real = torch.ones(examples, dtype=torch.bool)
         elif not isinstance(real, Tensor) or real.shape != (examples,) or real.dtype != torch.bool:
             raise BadInput("real must hold one boolean for each example")
-        self._begin()
+        opened, sums = self._sums is not None, self._begin()
         if not examples:
             return
         if self._fused is None:
@@ -189,7 +200,9 @@ class PrivateGradients:
         if torch.float16 in self._capture.precisions:
             raise Refused(HALF)
         with exactly(self._trained[0]):
-            self._add_clipped(tally, real, self._sums, 1 / self.plan.expected_batch)
+            if opened:
+                sums.widen()
+            self._add_clipped(tally, real, sums, 1 / self.plan.expected_batch)
         self._rows += int(real.sum())
 
     def _check_state(self, loss: losses.Loss | None) -> losses.Loss:
@@ -211,7 +224,7 @@ class PrivateGradients:
                 "the model's trainable parameters, their requires_grad or their precision changed after PrivateGradients was "
                 "made: detach() it and make it anew"
             )
-        if torch.get_float32_matmul_precision() != "highest":
+        if not _full_precision():
             raise Refused(
                 "float32 products run at reduced precision, of which the rounding terms know nothing; call "
                 "torch.set_float32_matmul_precision('highest') and use bfloat16 autocast for speed"
@@ -288,13 +301,14 @@ class PrivateGradients:
         weights = self.clipping.weights(tally.square, tally.rounding(self._dtype), real & ~double, self._dtype)
         for rows in torch.split(double.nonzero()[:, 0], DOUBLE_ROWS):
             if len(rows):
+                sums.widen()
                 again = tally.again(rows)
                 every = torch.ones(len(rows), dtype=torch.bool)
                 own = self.clipping.weights(again.square, again.rounding(torch.float64), every, self._dtype)
                 exact = Sums({id(p): torch.empty_like(p, dtype=torch.float64) for p in self._trained})
                 self._add(again, own * scale, exact)
                 for parameter in self._trained:
-                    sums(parameter).add_(exact(parameter))
+                    sums.add_exact(parameter, exact(parameter))
         nothing = (weights == 0).all(0)
         if bool(nothing.any()):
             for use in tally.uses:
@@ -302,37 +316,33 @@ class PrivateGradients:
         self._add(tally, weights * scale, sums)
 
     def _add(self, tally: Tally, weights: Tensor, sums: Sums) -> None:
+        left = Counter(id(use.parameter(name)) for use in tally.uses for name in use.trained)
         while tally.uses:
             use = tally.uses.pop(0)  # a tied head before its embedding: its product is then written, not added
             own = weights[self._groups[use.module]]
             use.rule.add(use, sums.alike(own, use.parameter(next(iter(use.trained)))) if use.trained else own, sums)
+            for parameter in map(use.parameter, use.trained):
+                left[id(parameter)] -= 1
+                if not left[id(parameter)]:
+                    sums.finish(parameter)
 
-    def _begin(self) -> None:
-        """The buffers of a step's sums; one for all parameters of a device, for speed.
+    def _begin(self) -> StepSums:
+        """The sums of a step.
 
         They are made anew for every step, before anything else of it and after the last gradient is let go, so that
         no one outside holds them and they take the place of the last.
         """
-        if self._buffers:
+        if self._sums is not None:
             if any(p.grad is not None for p in self._trained):
                 raise Refused(
                     "something wrote into p.grad between accumulate() and release(): a backward pass, an optimizer or zero_grad() does "
                     "not belong into an open step"
                 )
-            return
-        alike: dict[torch.device, list[nn.Parameter]] = {}
-        places: dict[int, Tensor] = {}
+            return self._sums
         for parameter in self._trained:
             parameter.grad = None
-            alike.setdefault(parameter.device, []).append(parameter)
-        for device, parameters in alike.items():
-            sizes = [-(-p.numel() // ALIGNED) * ALIGNED for p in parameters]
-            buffer = torch.empty(sum(sizes), dtype=self._dtype, device=device)
-            self._buffers.append(buffer)
-            for p, part in zip(parameters, torch.split(buffer, sizes), strict=True):
-                part[p.numel() :].zero_()
-                places[id(p)] = part[: p.numel()].view(p.shape)
-        self._sums = Sums(places)
+        self._sums = StepSums(self._trained, self._dtype)
+        return self._sums
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:

@@ -5,8 +5,8 @@
 #include <string.h>
 
 enum { ROUNDS = 14, LANES = 8, SPAN = 1024 };  /* blocks under way at once; blocks that a thread takes at a time */
-#if defined(__clang__)
-#define TWO_BLOCKS 0  /* not every clang can ask the processor for it */
+#if defined(__clang__) || __GNUC__ < 11
+#define TWO_BLOCKS 0  /* not every compiler can ask the processor for it */
 #else
 #define TWO_BLOCKS __builtin_cpu_supports("vaes")
 #endif

@@ -32,7 +32,10 @@ UNTRAINED = "untrained"
 PRIVATE_LINE = "[...]"
 STRICTEST = "high-contextual"
 FINISHED, EVALUATION, EPOCHS = "job.json", "evaluation.json", "epochs.jsonl"
-KEPT = ("ledger.jsonl", "certificate.json", "attacks.json", EVALUATION, EPOCHS, FINISHED)  # the last one last
+ATTACKS = "attacks.json"
+KEPT = ("ledger.jsonl", "certificate.json", ATTACKS, EVALUATION, EPOCHS, FINISHED)  # the last one last
+# What is kept of attacks.json: numbers over many records, never one record's or an error's words
+OF_ATTACKS = {"exposure": ("max", "mean", "number", "chance"), "membership": ("strongest", "blind", "group", "papers")}
 Tick = Callable[[int, int], object]
 
 
@@ -97,12 +100,15 @@ class Bench:
     def keep(self, job: Job) -> None:
         """Keep of a finished run what the page is made from."""
         folder = self.run(job)
-        if self.kept is None or not (folder / FINISHED).is_file():
+        if self.kept is None or not (folder / FINISHED).is_file() or self.kept.resolve() == folder.parent.resolve():
             return
         (self.kept / job.name).mkdir(parents=True, exist_ok=True)
         for name in KEPT:
             if (folder / name).exists():
-                (self.kept / job.name / name).write_bytes((folder / name).read_bytes())
+                text = (folder / name).read_text(encoding="utf-8")
+                (self.kept / job.name / name).write_text(
+                    _kept_of_attacks(text) if name == ATTACKS else text, encoding="utf-8"
+                )
 
     def corpus(self, name: str) -> Path:
         """The folder of a corpus's splits, made if it is not there."""
@@ -196,6 +202,16 @@ class Bench:
         return found
 
 
+def _kept_of_attacks(text: str) -> str:
+    found = json.loads(text)
+    parts = {
+        part: {name: found[part][name] for name in names if name in found[part]}
+        for part, names in OF_ATTACKS.items()
+        if part in found
+    }
+    return json.dumps({**parts, "contradictions": found.get("contradictions", [])}, indent=1) + "\n"
+
+
 def _masked(text: str, spans: Iterable[tuple[int, int]]) -> str:
     for start, end in sorted(spans, reverse=True):
         text = f"{text[:start]}<MASK>{text[end:]}"
@@ -252,7 +268,7 @@ def make(job: Job, bench: Bench, tick: Tick = lambda done, total: None) -> Path:
         if not (folder / EVALUATION).exists():
             found = judge(job, bench, *_load(job, bench, folder))
             _write(folder / EVALUATION, found)
-        if job.attack is not None and not (folder / "attacks.json").exists():
+        if job.attack is not None and not (folder / ATTACKS).exists():
             _attack(job, folder)
         seconds = {"train": trained - began, "judge and attack": time.monotonic() - trained}
         published = _published(job, folder)
@@ -368,7 +384,7 @@ def _attack(job: Job, folder: Path) -> None:
     except Contradiction:  # it is in attacks.json, and results show it
         pass
     except BadInput:
-        if not (folder / "attacks.json").exists():
+        if not (folder / ATTACKS).exists():
             raise
 
 

@@ -14,7 +14,7 @@ from ..accounting.events import PoissonGaussian
 from ..accounting.ledger import read_ledger
 from ..accounting.papers import crt_bayesian_at, rdp_epsilon
 from ..errors import Contradiction
-from .jobs import EPOCHS, EVALUATION, FINISHED, UNTRAINED, Bench, Job
+from .jobs import ATTACKS, EPOCHS, EVALUATION, FINISHED, UNTRAINED, Bench, Job
 
 # Every number that a study may show, and what it is
 COLUMNS: dict[str, str] = {
@@ -52,6 +52,8 @@ def numbers(job: Job, bench: Bench, missed: float = 0.1) -> dict[str, Any]:
     if folder is None:
         raise Contradiction(f"{job.name} is not finished")
     done = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
+    if done["key"] != job.key:
+        raise Contradiction(f"{folder.name} holds a run of another description")
     for split, digest in done["data"].items():
         if bench.digest(job.corpus, split) != digest:
             raise Contradiction(
@@ -60,8 +62,8 @@ def numbers(job: Job, bench: Bench, missed: float = 0.1) -> dict[str, Any]:
     found: dict[str, Any] = {"run": folder.name, "seconds": round(sum(done["seconds"].values()))}
     found |= _privacy(folder, job, missed) | done.get("published", {})
     found |= _utility(json.loads((folder / EVALUATION).read_text(encoding="utf-8")))
-    if (folder / "attacks.json").exists():
-        found |= _attacked(json.loads((folder / "attacks.json").read_text(encoding="utf-8")))
+    if (folder / ATTACKS).exists():
+        found |= _attacked(json.loads((folder / ATTACKS).read_text(encoding="utf-8")))
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
@@ -88,6 +87,7 @@ def command(
             "file": str(page),
             "studies": [one.study.name for one in results],
             "left_out": [text for one in results for text in one.refused],
+            "unused": sorted({one.name for one in _kept(page).glob("*-*")} - _planned(size).keys()),
         }
     return found
 
@@ -194,8 +194,7 @@ def write(result: Result, folder: Path) -> dict[str, Any]:
 
 def render(scale: Scale, bench: Bench, page: Path) -> list[Result]:
     """results.md, and its figures, CSV files and what is kept of runs in a folder beside it: every study of which anything was measured."""
-    planned = {one.job.name: one.job for study in STUDIES.values() for one in jobs(study, scale)}
-    for job in planned.values():
+    for job in _planned(scale).values():
         bench.keep(job)
     results = [collect(study, scale, bench) for study in STUDIES.values()]
     results = [result for result in results if result.rows]
@@ -211,10 +210,11 @@ def render(scale: Scale, bench: Bench, page: Path) -> list[Result]:
         (folder / f"{result.study.name}.md").unlink()
         (folder / f"{result.study.name}.png").unlink(missing_ok=True)
     page.write_text("\n".join([INTRODUCTION.format(scale=scale.name), *sections]), encoding="utf-8")
-    for folder in _kept(page).glob("*") if bench.kept is not None else ():
-        if folder.name not in planned:  # a run of a study that is described in another way now
-            shutil.rmtree(folder)
     return results
+
+
+def _planned(scale: Scale) -> dict[str, Job]:
+    return {one.job.name: one.job for study in STUDIES.values() for one in jobs(study, scale)}
 
 
 def _kept(page: Path) -> Path:
@@ -227,7 +227,7 @@ INTRODUCTION = """# Results: the papers' figures and tables, and ours
 This page is written by `confide reproduce --scale {scale} --page docs/results.md` from the folders of runs; no number on it is typed by
 hand. A run counts only if its certificate verifies and the data it was judged on are those that lie there now; the numbers of every single
 run are in the CSV files of [results/](results), its ledger, certificate and measurements in [results/runs/](results/runs): `confide verify` takes
-each of those folders.
+each folder with a certificate.
 
 **How it was measured.** Test text is raw. Perplexity (PPL) is exp(nats / number of GPT-2 tokens of that text), whatever the
 model's own vocabulary, so that rows compare; "non-secret" and "secret" are tokens outside and inside secrets, by ground truth. Every

@@ -108,7 +108,7 @@ def _commas(text: str) -> list[str]:
 
 
 def policy_name(spec: str) -> str:
-    """What a policy is called where others may read it: files by their last component, whatever the folders are called.
+    """What a policy is called where others may read it: files by their last component, whatever the folders are called; models of the hub whole.
 
     >>> policy_name("union(pii, known:wards/hiv/patients.txt)")
     'union(pii, known:patients.txt)'
@@ -118,6 +118,8 @@ def policy_name(spec: str) -> str:
         with contextlib.suppress(BadInput):  # what cannot be taken apart has no parts
             return f"{name}({', '.join(map(policy_name, _commas(inside[:-1])))})"
     kind, colon, argument = spec.partition(":")
+    if kind == "scores" and re.fullmatch(r"[\w.-]+/[\w.-]+", argument) and not Path(argument).exists():
+        return spec
     return kind + colon + _last(argument) if colon else _last(spec)
 
 

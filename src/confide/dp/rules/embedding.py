@@ -60,12 +60,13 @@ class Embedding(Rule):
     def inner(self, use: Use, other: Use, names: frozenset[str]) -> Tensor:
         """The cross term with another embedding, or with the head that is tied to this table (guarantees §1).
 
-        With the head's Σ_t g_t a_tᵀ and this table's rows d_s at id_s, the term is Σ_s d_s·(Σ_t g_t[id_s] a_t).
+        With the head's Σ_t g_t a_tᵀ and this table's rows d_s at id_s, the term is Σ_s d_s·(Σ_t g_t[id_s] a_t). In double precision:
+        what two uses have in common may cancel all but a little of both.
         """
-        (ids,), rows = use.activations, use.kept
+        (ids,), rows = use.activations, use.kept.double()
         if isinstance(other.rule, Embedding):
             equal = torch.eq(ids[:, :, None], other.activations[0][:, None, :])
-            result: Tensor = (torch.bmm(rows, other.kept.transpose(1, 2)) * equal).sum(2).double().sum(1)
+            result: Tensor = (torch.bmm(rows, other.kept.double().transpose(1, 2)) * equal).sum((1, 2))
             return result
         if not isinstance(other.rule, Linear) or other.rule.transposed:
             return super().inner(use, other, names)
@@ -73,11 +74,11 @@ class Embedding(Rule):
         if other.kept is not None:
             kept = other.kept[0]
             picked = kept.gather(1, chosen[:, :, None].expand(-1, -1, kept.shape[2]))
-            head: Tensor = (picked * rows).sum(2).double().sum(1)
+            head: Tensor = (picked * rows).sum((1, 2))
             return head
         assert other.gradient is not None
         picked = other.gradient.gather(2, chosen[:, None, :].expand(-1, other.gradient.shape[1], -1))
-        return torch.bmm(other.activations[0], rows.transpose(1, 2)).mul_(picked).sum(1).double().sum(1)
+        return torch.bmm(other.activations[0].double(), rows.transpose(1, 2)).mul_(picked).sum((1, 2))
 
     def add(self, use: Use, weights: Tensor, sums: Sums) -> None:
         rows = (use.kept * weights[:, None, None]).flatten(0, 1)

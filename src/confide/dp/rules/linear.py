@@ -75,14 +75,14 @@ class Linear(Rule):
         return Measured(square, square)
 
     def inner(self, use: Use, other: Use, names: frozenset[str]) -> Tensor:
-        """⟨Σ_t g_t a_tᵀ, Σ_s g'_s a'_sᵀ⟩ = Σ_ts (a_t·a'_s)(g_t·g'_s), or with kept products in place of either."""
+        """⟨Σ_t g_t a_tᵀ, Σ_s g'_s a'_sᵀ⟩ = Σ_ts (a_t·a'_s)(g_t·g'_s), or with kept products in place of either; in double precision."""
         if not isinstance(other.rule, Linear):
             return other.rule.inner(other, use, names)
         result = torch.zeros(use.examples, dtype=torch.float64)
         if "weight" in names:
             result += self._weights(use, other)
         if "bias" in names:
-            result += (self.bias(use) * other.rule.bias(other)).double().sum(1)
+            result += (self.bias(use).double() * other.rule.bias(other)).sum(1)
         return result
 
     def _weights(self, use: Use, other: Use) -> Tensor:
@@ -94,14 +94,14 @@ class Linear(Rule):
             return (mine.double() * theirs).sum((1, 2))
         if use.kept is not None:
             return other.rule._weights(other, use)
-        activation, gradient = use.activations[0], use.gradient
-        assert gradient is not None
+        assert use.gradient is not None
+        activation, gradient = use.activations[0].double(), use.gradient.double()
         if other.kept is not None:
-            kept = other.rule.as_outputs_by_inputs(other.kept[0])
-            return (torch.bmm(gradient, kept) * activation).double().sum((1, 2))
+            kept = other.rule.as_outputs_by_inputs(other.kept[0]).double()
+            return (torch.bmm(gradient, kept) * activation).sum((1, 2))
         assert other.gradient is not None
-        products = torch.bmm(activation, other.activations[0].transpose(1, 2))
-        return (products * torch.bmm(gradient, other.gradient.transpose(1, 2))).double().sum((1, 2))
+        products = torch.bmm(activation, other.activations[0].double().transpose(1, 2))
+        return (products * torch.bmm(gradient, other.gradient.double().transpose(1, 2))).sum((1, 2))
 
     def add(self, use: Use, weights: Tensor, sums: Sums) -> None:
         if use.kept is not None:

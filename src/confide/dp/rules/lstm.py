@@ -121,11 +121,12 @@ class LSTM(Rule):
             assert use.gradient is not None
             assert other.gradient is not None
             activation, others = _columns(use, mine), _columns(other, their)
-            products = torch.bmm(use.gradient, other.gradient.transpose(1, 2))
+            products = torch.bmm(use.gradient.double(), other.gradient.double().transpose(1, 2))
             if activation is None or others is None:
-                return biases * products.sum(2).double().sum(1)
-            return torch.bmm(activation, others.transpose(1, 2)).add_(biases).mul_(products).sum(2).double().sum(1)
-        result = biases * (_bias(use) * _bias(other)).double().sum(1)
+                return biases * products.sum((1, 2))
+            both = torch.bmm(activation.double(), others.double().transpose(1, 2))
+            return both.add_(biases).mul_(products).sum((1, 2))
+        result = biases * (_bias(use).double() * _bias(other)).sum(1)
         for one, another in zip(mine, their, strict=True):
             result = result + _matrix_inner(use, one, other, another)
         return result
@@ -336,7 +337,7 @@ def _matrix_inner(use: Use, mine: str, other: Use, theirs: str) -> Tensor:
         return (kept.double() * _part(other.kept[0], other, theirs)).sum((1, 2))
     assert other.gradient is not None
     (activation,) = other.activations
-    return (torch.bmm(other.gradient, kept) * _part(activation, other, theirs)).sum(2).double().sum(1)
+    return (torch.bmm(other.gradient.double(), kept.double()) * _part(activation, other, theirs)).sum((1, 2))
 
 
 def _bias(use: Use) -> Tensor:
