@@ -6,6 +6,7 @@ import transformers as hf
 from peft import LoraConfig, get_peft_model
 
 from confide.dp import Plan, PrivateGradients
+from confide.dp.head import looks_back, without_last
 from confide.dp.losses import built_in
 from confide.errors import Refused
 
@@ -203,3 +204,23 @@ def test_the_model_stays_as_it_was(silent):
     model.zero_grad()
     model(**inputs).loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_last_position_is_left_out_only_where_no_other_sees_it():
+    sizes = {
+        "vocab_size": 50,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    row = {"input_ids": torch.randint(0, 50, (1, 7)), "attention_mask": torch.tensor([[1] * 4 + [0] * 3])}
+    for decoder in (True, False):
+        model = hf.BertLMHeadModel(hf.BertConfig(**sizes, is_decoder=decoder)).eval()
+        assert looks_back(model, row) == decoder
+    assert {name: value.shape[1] for name, value in without_last({**row, "labels": row["input_ids"]}).items()} == {
+        "input_ids": 6,
+        "attention_mask": 6,
+    }
+    for inputs in ({"input_ids": row["input_ids"][:, :1]}, {**row, "bias": torch.zeros(1, 7, 7)}):
+        assert without_last(inputs) is inputs

@@ -19,7 +19,7 @@ from . import losses
 from .attach import find_layers, group_layers
 from .capture import Capture, Seen
 from .clipping import CANCELLING, PAID, Clipping
-from .head import can_fuse, differentiate, hidden_states, parts
+from .head import can_fuse, differentiate, hidden_states, looks_back, parts, without_last
 from .memory import keep_memory
 from .noise import GaussianNoise, room
 from .plan import Plan, Step, own_part
@@ -111,6 +111,7 @@ class PrivateGradients:
         self._loss = None if task is None else losses.built_in(task, reduction)
         self._reduction, self._exact = reduction, exact
         self._fused: bool | None = None if task == "causal" else False  # None: not yet known
+        self._shorter = False  # the last position, which predicts nothing, is left out
         self._doubts = Doubts({id(p) for p in self._trained}) if checked else None
         self._noise = GaussianNoise()
         self._numbers = sum(p.numel() for p in self._trained)
@@ -193,7 +194,9 @@ class PrivateGradients:
             return
         if self._fused is None:
             with self._evaluating():
-                self._fused = can_fuse(self.model, losses.rows(inputs, slice(0, 1), examples))
+                row = losses.rows(inputs, slice(0, 1), examples)
+                self._fused = can_fuse(self.model, row)
+                self._shorter = self._fused and looks_back(self.model, row)
         if self._doubts and self._doubts.due():
             self._prove(inputs, loss, real)
         tally = self._record(inputs, loss)
@@ -274,8 +277,9 @@ class PrivateGradients:
                 each = losses.check_losses(loss(self.model, inputs), examples)
                 self._capture.backward(each, chosen.to(each))
                 return tally
-            hidden, head = hidden_states(self.model, inputs), parts(self.model)[1]
-            goals = losses.targets(inputs, "causal")
+            goals, head = losses.targets(inputs, "causal"), parts(self.model)[1]
+            hidden = hidden_states(self.model, without_last(inputs) if self._shorter else inputs)
+            goals = goals[:, : hidden.shape[1]]
             layer = next((layer for layer in self._layers if layer.module is head), None)
             trained = layer.trained if layer else frozenset[str]()
             weights = losses.token_weights(goals, self._reduction) * chosen.to(goals)[:, None]

@@ -85,6 +85,25 @@ def hidden_states(model: nn.Module, inputs: Inputs) -> Tensor:
     return hidden
 
 
+def without_last(inputs: Inputs) -> Inputs:
+    """The inputs without their last position, if all of them have positions and there is more than one."""
+    known = without_labels(inputs)
+    shapes = {tuple(value.shape) if isinstance(value, Tensor) else () for value in known.values()}
+    if len(shapes) != 1 or len(shape := shapes.pop()) != 2 or shape[1] < 2:
+        return inputs
+    return {name: value[:, :-1] for name, value in known.items()}
+
+
+@torch.no_grad()
+def looks_back(model: nn.Module, row: Inputs) -> bool:
+    """Whether a position's hidden state is the same without the positions behind it: the last one, which predicts nothing, can be left out."""
+    ids = {"input_ids": row.get("input_ids")}  # no mask: every token counts
+    if not isinstance(ids["input_ids"], Tensor) or (short := without_last(ids)) is ids:
+        return False
+    whole, less = hidden_states(model, ids), hidden_states(model, short)
+    return less.shape[1] + 1 == whole.shape[1] and torch.allclose(whole[:, :-1], less, rtol=1e-3, atol=1e-4)
+
+
 @torch.no_grad()
 def can_fuse(model: nn.Module, row: Inputs) -> bool:
     """Whether the model's logits are just its head applied to its body's hidden states."""

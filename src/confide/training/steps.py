@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..dp.head import can_fuse, differentiate, hidden_states, parts
+from ..dp.head import can_fuse, differentiate, hidden_states, looks_back, parts, without_last
 from ..dp.losses import IGNORED, built_in, rows, targets
 from ..dp.rules.base import Sums, Use, exactly, single
 from ..dp.rules.lstm import LSTM
@@ -30,11 +30,12 @@ class PublicGradients:
         self._loss = built_in(task, "sum")
         self._scanned = {} if _on_gpu(model) else {m: _scan(m) for m in model.modules() if type(m) is nn.LSTM}
         self._fused: bool | None = None if task == "causal" else False  # None: not yet known
+        self._shorter = False  # the last position, which predicts nothing, is left out
 
     def backward(self, batch: Batch, count: float) -> float:
         """Add the gradient of Σ loss / count; returns that loss."""
         if self._fused is None:
-            self._fused = _fits(self._model, batch)
+            self._fused, self._shorter = _fits(self._model, batch)
         for module, scan in self._scanned.items():
             module.forward = scan  # type: ignore[method-assign]
         try:
@@ -48,8 +49,8 @@ class PublicGradients:
             loss = self._loss(self._model, batch).sum() / count
             loss.backward()  # type: ignore[no-untyped-call]
             return float(loss.detach())
-        hidden, head = hidden_states(self._model, batch), parts(self._model)[1]
-        goals = targets(batch, "causal")
+        hidden = hidden_states(self._model, without_last(batch) if self._shorter else batch)
+        goals, head = targets(batch, "causal")[:, : hidden.shape[1]], parts(self._model)[1]
         trained = frozenset(name for name, p in head.named_parameters(recurse=False) if p.requires_grad)
         with exactly(hidden):
             use, gradient, loss = differentiate(
@@ -76,11 +77,11 @@ def _scan(lstm: nn.LSTM) -> Callable[..., Any]:
     return rule.forward(lstm, add)
 
 
-def _fits(model: nn.Module, batch: Batch) -> bool:
-    training = model.training
+def _fits(model: nn.Module, batch: Batch) -> tuple[bool, bool]:
+    training, row = model.training, rows(batch, slice(0, 1), len(batch["labels"]))
     model.eval()
     try:
-        return can_fuse(model, rows(batch, slice(0, 1), len(batch["labels"])))
+        return (fused := can_fuse(model, row)), fused and looks_back(model, row)
     finally:
         model.train(training)
 
