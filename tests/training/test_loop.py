@@ -3,12 +3,14 @@
 import json
 import stat
 
+import numpy as np
 import pytest
 import torch
 
 from confide.cli import main
 from confide.dp import PrivateGradients
 from confide.training import make_plan, telemetry, train_plan
+from confide.training.loop import by_length
 from confide.training.phases import slots
 
 GPT = "gpt2-tiny:hidden_size=16,num_hidden_layers=1,num_attention_heads=2"
@@ -158,3 +160,16 @@ def test_the_slots_of_a_phase_are_a_function_of_public_numbers():
 def test_bf16_runs_and_keeps_single_precision_weights(screened, small, tmp_path):
     run = train_plan(make_plan(screened, **small(model=GPT, precision="bf16", epochs=1)), tmp_path / "run")
     assert all(p.dtype == torch.float32 and bool(p.isfinite().all()) for p in run.model().parameters())
+
+
+def test_microbatches_hold_every_record_once_and_no_more_tokens_than_their_share():
+    lengths = np.random.default_rng(0).integers(1, 65, 1000)
+    drawn = np.flatnonzero(np.random.default_rng(1).random(1000) < 0.4)
+    pieces = list(by_length(lengths, drawn, 4, 64))
+    assert sorted(np.concatenate(pieces)) == list(drawn)
+    for piece in pieces:
+        assert len(piece) <= 4 or len(piece) * lengths[piece].max() <= 4 * 64
+        assert len(piece) <= 4 * 8
+    assert len(pieces) < len(drawn) / 4 * 0.7
+    assert list(by_length(lengths, drawn[:0], 4, 64)) == []
+    assert [len(piece) for piece in by_length(np.full(10, 99), np.arange(10), 4, 64)] == [4, 4, 2]

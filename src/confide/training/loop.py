@@ -24,7 +24,7 @@ from . import checkpoints, evaluation, processes
 from .optim import Annealing, Rate, make_optimizer, set_rate
 from .phases import Phase, Slot, slots
 from .planning import TrainingPlan
-from .run import CHECKPOINTS, Prepared, Run, finish, prepare_run, put_in_place, spent_steps
+from .run import CHECKPOINTS, Prepared, Run, Stream, finish, prepare_run, put_in_place, spent_steps
 from .selective import Selective
 from .steps import PublicGradients, autocast, count_targets, seed_dropout
 from .telemetry import Telemetry
@@ -35,6 +35,7 @@ AfterEpoch = Callable[
 ]  # model, tokenizer, phase, epoch, private steps so far
 WINDOW = 32  # public batches whose records are sorted by length, for less padding
 VALIDATED = 2000  # records at most
+MORE = 8  # times as many records in a microbatch, if they are short
 TICKS = 8  # private steps between two moves of the progress bar: single steps' times depend on the draw
 
 
@@ -180,7 +181,9 @@ class Work:
             self._order = (slot.phase, slot.epoch), order_of(stream.lengths, size, options.seed, slot)
         begin = slot.step % steps * size
         mine = self._order[1][begin : begin + size][processes.rank() :: processes.world()]
-        batches = [stream.batch(rows) for rows in by_length(stream.lengths, mine, options.microbatch)]
+        batches = [
+            stream.batch(rows) for rows in by_length(stream.lengths, mine, options.microbatch, self._longest(stream))
+        ]
         count = torch.tensor(float(sum(count_targets(batch, options.task) for batch in batches)))
         count = processes.total(count).clamp_min(1.0)
         self._open()
@@ -194,6 +197,9 @@ class Work:
         self.losses.append(float(processes.total(torch.tensor(loss))))
         self._advance(self._rate(slot))
         self._log(slot)
+
+    def _longest(self, stream: Stream) -> int:
+        return self.options.max_length or int(stream.lengths.max(initial=1))
 
     def private_step(self, slot: Slot) -> None:
         """A step with noise on a Poisson batch; none if an earlier start of this run has already paid for it."""
@@ -211,7 +217,8 @@ class Work:
         seed_dropout(self.prepared.device, secrets.randbits(63))
         self._open()
         with autocast(self.options.precision, self.prepared.device):
-            for rows in by_length(self.private.lengths, step.indices, self.options.microbatch):
+            longest = self._longest(self.private)
+            for rows in by_length(self.private.lengths, step.indices, self.options.microbatch, longest):
                 self.gradients.accumulate(self.private.batch(rows))
         self.gradients.release(step)
         self.spent[self.phase.name] = slot.step + 1
@@ -322,10 +329,21 @@ def order_of(lengths: NDArray[np.int64], batch: int, seed: int, slot: Slot) -> N
     return order
 
 
-def by_length(lengths: NDArray[np.int64], indices: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
-    """The drawn records in microbatches of similar length; which is in which changes the sum by rounding only."""
+def by_length(
+    lengths: NDArray[np.int64], indices: NDArray[np.int64], size: int, longest: int
+) -> Iterator[NDArray[np.int64]]:
+    """The drawn records in microbatches of similar length; which is in which changes the sum by rounding only.
+
+    A microbatch holds `size` records, or more short ones: as many as have the tokens of `size` records of length `longest`, up to
+    MORE times as many.
+    """
     ordered = indices[np.argsort(lengths[indices], kind="stable")]
-    return (ordered[begin : begin + size] for begin in range(0, len(ordered), size))
+    end = len(ordered)
+    while end > 0:
+        fitting = size * longest // max(1, int(lengths[ordered[end - 1]]))
+        begin = max(0, end - min(MORE * size, max(size, fitting)))
+        yield ordered[begin:end]
+        end = begin
 
 
 def _enter_noiseless(ledger: LedgerWriter, plan: TrainingPlan, phase: Phase, spent: int) -> None:

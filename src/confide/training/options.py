@@ -51,7 +51,7 @@ HELP: dict[str, str] = {
     "epochs": "Passes over the corpus.",
     "batch_size": "Records of a step without noise.",
     "private_batch_size": "Expected records of a step with noise (default: a sixteenth of them, at most 1024).",
-    "microbatch": "Records at a time; changes memory and speed, never the result.",
+    "microbatch": "Long records at a time, of short ones more; changes memory and speed, never the result.",
     "optimizer": "adamw, adam or sgd.",
     "learning_rate": "Of steps without noise.",
     "private_learning_rate": "Of steps with noise, if another.",
