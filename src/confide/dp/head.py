@@ -96,11 +96,17 @@ def without_last(inputs: Inputs) -> Inputs:
 
 @torch.no_grad()
 def looks_back(model: nn.Module, row: Inputs) -> bool:
-    """Whether a position's hidden state is the same without the positions behind it: the last one, which predicts nothing, can be left out."""
-    ids = {"input_ids": row.get("input_ids")}  # no mask: every token counts
-    if not isinstance(ids["input_ids"], Tensor) or (short := without_last(ids)) is ids:
+    """Whether a position's hidden state is the same without the positions behind it: the last one, which predicts nothing, can be left out.
+
+    Tried with every token in view, also those that a mask hides in this row.
+    """
+    if not isinstance(row.get("input_ids"), Tensor):
         return False
-    whole, less = hidden_states(model, ids), hidden_states(model, short)
+    full = {name: torch.ones_like(value) if name == "attention_mask" else value for name, value in row.items()}
+    short = without_last(full)
+    if short is full:
+        return False
+    whole, less = hidden_states(model, full), hidden_states(model, short)
     return less.shape[1] + 1 == whole.shape[1] and torch.allclose(whole[:, :-1], less, rtol=1e-3, atol=1e-4)
 
 
