@@ -300,6 +300,8 @@ def test_agreement_is_told_in_words(store_of, client_of):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_server_that_is_told_to_end_leaves_no_link_and_no_loose_ends(folder_of, server_of, number):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip("whoever started the tests, such as nohup, lets them ignore this signal, and so does the server")
     folder = folder_of(["my code Q1"])
     process, link = server_of(folder, browser=True)
     doorway = folder / "review.html"
