@@ -20,7 +20,7 @@ from .attach import find_layers, group_layers
 from .capture import Capture, Seen
 from .clipping import CANCELLING, PAID, Clipping
 from .head import can_fuse, differentiate, hidden_states, looks_back, parts, without_last
-from .memory import keep_memory
+from .memory import give_back, keep_memory
 from .noise import GaussianNoise, room
 from .plan import Plan, Step, own_part
 from .rules import Use
@@ -199,6 +199,7 @@ class PrivateGradients:
                 self._shorter = self._fused and looks_back(self.model, row)
         if self._doubts and self._doubts.due():
             self._prove(inputs, loss, real)
+            give_back()
         tally = self._record(inputs, loss)
         if torch.float16 in self._capture.precisions:
             raise Refused(HALF)
@@ -371,15 +372,18 @@ class PrivateGradients:
         assert self._doubts is not None
         examples = losses.count(inputs)
         candidates = real.nonzero()[:CANDIDATES, 0].tolist()
+        norms: dict[int, float] = {}
         with self._evaluating():
-            alone = {i: self._record(losses.rows(inputs, slice(i, i + 1), examples), loss) for i in candidates}
-            tolerance = 5e-2 if torch.bfloat16 in self._capture.precisions else 1e-3
-            norms = {i: float(tally.square.sum().clamp_min(0).sqrt()) for i, tally in alone.items()}
+            for i in candidates:
+                row = losses.rows(inputs, slice(i, i + 1), examples)
+                alone = self._record(row, loss)
+                tolerance = 5e-2 if torch.bfloat16 in self._capture.precisions else 1e-3
+                norms[i] = float(alone.square.sum().clamp_min(0).sqrt())
+                if 0 < norms[i] < math.inf and self._doubts.parameters:
+                    self._compare(row, loss, alone, tolerance)
+                del alone  # its tensors, of every layer
             candidates = [i for i in candidates if math.isfinite(norms[i])]
             live = [i for i in candidates if norms[i] > 0]
-            for i in live:
-                if self._doubts.parameters:
-                    self._compare(losses.rows(inputs, slice(i, i + 1), examples), loss, alone[i], tolerance)
             if not self._doubts.independence or len(candidates) < 2:
                 return
             batch = losses.rows(inputs, torch.tensor(candidates), examples)
@@ -399,13 +403,13 @@ class PrivateGradients:
         self._doubts.independence = len({round(math.log(norms[i]), 6) for i in live}) < 2
 
     def _compare(self, row: losses.Inputs, loss: losses.Loss, tally: Tally, tolerance: float) -> None:
+        true = torch.autograd.grad(loss(self.model, row).sum(), self._trained, allow_unused=True)
         sums = Sums({id(p): torch.empty_like(p) for p in self._trained})
         self._add(tally, torch.ones_like(tally.square), sums)
-        true = torch.autograd.grad(loss(self.model, row).sum(), self._trained, allow_unused=True)
         whole = math.sqrt(sum(float(g.double().square().sum()) for g in true if g is not None))
         assert self._doubts is not None
         for parameter, gradient in zip(self._trained, true, strict=True):
-            difference = sums(parameter) - (0.0 if gradient is None else gradient)
+            difference = sums(parameter).sub_(0.0 if gradient is None else gradient)
             size = 0.0 if gradient is None else float(torch.linalg.vector_norm(gradient))
             if float(torch.linalg.vector_norm(difference)) > tolerance * (size + 1e-2 * whole) + 1e-9:
                 raise Refused(

@@ -35,7 +35,7 @@ AfterEpoch = Callable[
 ]  # model, tokenizer, phase, epoch, private steps so far
 WINDOW = 32  # public batches whose records are sorted by length, for less padding
 VALIDATED = 2000  # records at most
-MORE = 8  # times as many records in a microbatch, if they are short
+MORE = 3  # times as many records in a microbatch, if they are short
 TICKS = 8  # private steps between two moves of the progress bar: single steps' times depend on the draw
 
 
