@@ -41,8 +41,7 @@ def _against_missed(name: str, number: int, title: str, column: str, claim: str,
     )
     return Study(
         name, f"CRT, Figure {number}", title, claim, ATTACKED, shown, SWEEP, y=column, checks=tuple(checks), attack=("exposure", "membership"),
-        notes="At the scale cpu 640 dialogues are trained on, many times. At ε = 2 crt learns from so few little more than their public lines, as its perplexity on "
-        "lines shows: it is at chance also because it knows little. All secrets of one value are missed together, so that a canary is missed with all its copies or "
+        notes="Perplexity on lines shows how much of the corpus each model has learned: a model that knows little is at chance too. All secrets of one value are missed together, so that a canary is missed with all its copies or "
         "with none; dedup is off. The ε of sdp is about marked tokens and does not compare.",
     )  # fmt: skip
 
