@@ -35,7 +35,7 @@ TRADE_OFF = Study(
 )  # fmt: skip
 SEARCHED = {
     "crt": ({"private_learning_rate": 1e-2}, {"private_learning_rate": 2e-2}, {"private_learning_rate": 4e-2}),
-    "dpsgd": ({"learning_rate": 2e-2}, {"learning_rate": 4e-2}),
+    "dpsgd": ({"learning_rate": 2e-2}, {"learning_rate": 4e-2}, {"learning_rate": 8e-2}),
     "jft": ({"private_learning_rate": 2e-3}, {"private_learning_rate": 1e-2}),
 }
 SEARCH = Study(
