@@ -196,7 +196,7 @@ def fused_backward(model: Any, shape: Shape) -> Callable[[Batch], object]:
         hidden = body(input_ids=tokens[:, :-1])[0]
         with torch.no_grad():
             inner = hidden.flatten(0, 1)
-            logits = logits_of(inner, head)
+            logits = logits_of(inner, weight, bias)
             torch.softmax(logits, 1, out=logits)
             logits.scatter_add_(1, tokens[:, 1:].reshape(-1, 1), minus)
             gradient = torch.mm(logits, weight).div_(count).view_as(hidden)

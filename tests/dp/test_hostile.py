@@ -4,13 +4,17 @@ import math
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import Gemma2Config, Gemma2ForCausalLM
+from torch.utils.checkpoint import checkpoint
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from confide.accounting import LedgerWriter, Setting
 from confide.dp import Plan, PrivateGradients
-from confide.errors import Refused
+from confide.dp.head import made_up, ways
+from confide.dp.losses import built_in
+from confide.errors import BadInput, Refused
 
 U = 2.0**-24
 
@@ -318,3 +322,170 @@ def test_engines_on_a_model_and_on_a_part_of_it():
         PrivateGradients(model[0], plan)
     first.detach()
     PrivateGradients(model[0], plan)
+
+
+# --- what a record gives must not depend on the others of its batch
+
+
+def tiny_llama(**more):
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, **more))
+
+
+@pytest.mark.parametrize("task", ["causal", None])
+def test_padding_on_the_left_is_refused(task):
+    # The first token would be predicted from padding, if a longer record is there: a swap moved the sum by 97 C
+    plan = Plan(records=2, sampling_rate=1.0, steps=1, noise_multiplier=1.0)
+    private = PrivateGradients(tiny_llama().train(), plan, task=task)
+    ids = torch.tensor([[0, 0, 5, 6], [3, 4, 5, 6]])
+    batch = {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": ids.masked_fill(ids == 0, -100)}
+    with pytest.raises(BadInput, match="pad records on the right"):
+        private.accumulate(batch, None if task else lambda model, batch: model(**batch).logits.mean((1, 2)))
+
+
+def test_what_all_records_share_is_decided_by_none_of_them():
+    model = tiny_llama().eval()
+    for width in (1, 2, 9):
+        ids = torch.randint(0, 40, (3, width))
+        row = made_up(model, {"input_ids": ids, "labels": ids, "attention_mask": torch.zeros_like(ids)})
+        assert row["input_ids"].tolist() == [[0, 1, 2, 3]]
+        assert bool(row["attention_mask"].all())
+        assert ways(model, {"input_ids": ids}) == (True, True)
+    assert made_up(model, {"input_ids": ids, "something": ids}) is None
+    assert ways(nn.Linear(2, 2), {"input_ids": ids}) == (False, False)
+
+
+class Summing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.outer = nn.Linear(3, 1)
+
+    def forward(self, x):
+        hidden = self.inner(x)
+        return self.outer(hidden + hidden.sum(0))
+
+
+@pytest.mark.parametrize("sizes", [[31, 1, 1], [1, 1, 31], [1, 1, 1, 1, 3, 1]])
+def test_records_that_mix_are_found_in_the_first_batch_that_shows_it(sizes):
+    plan = Plan(records=sum(sizes), sampling_rate=1.0, steps=1, noise_multiplier=1.0)
+    private = PrivateGradients(Summing(), plan)
+
+    def all_of_them():
+        for count in sizes:
+            private.accumulate({"x": torch.randn(count, 3)}, lambda model, batch: model(batch["x"])[:, 0])
+
+    with pytest.raises(Refused, match="not independent"):
+        all_of_them()
+
+
+@pytest.mark.parametrize("x", [8.587e17, 1.194e18, 3e18])
+def test_a_weight_too_small_for_single_precision_is_none(x, clipped):
+    # Rounded up as a subnormal number it let a contribution of 2 C through
+    model = nn.Linear(1, 1, bias=False)
+    batch = {"x": torch.cat([torch.full((1, 1), x), torch.ones(999, 1)])}
+    _, (alone,) = clipped(
+        model, {"x": batch["x"][1:]}, lambda model, batch: model(batch["x"])[:, 0] ** 2, clip_norm=1e-6
+    )
+    _, (both,) = clipped(model, batch, lambda model, batch: model(batch["x"])[:, 0] ** 2, clip_norm=1e-6)
+    assert float((both - alone).norm()) <= 1e-6 * 1.001
+
+
+# --- what plain training can do, done here too or refused in words
+
+
+def test_a_frozen_base_in_half_precision_trains_its_adapters(clipped, oracle, far):
+    model = get_peft_model(tiny_llama().bfloat16(), LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    ids = torch.randint(0, 40, (3, 6))
+    _, sums = clipped(model, {"input_ids": ids, "labels": ids}, task="causal")
+    assert all(bool(part.isfinite().all()) for part in sums)
+    assert size(sums) > 0
+
+
+def test_a_model_of_ones_own_may_return_its_logits(clipped, oracle, far):
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base_model = nn.Sequential(nn.Embedding(9, 4))
+            self.base_model.forward = lambda input_ids: (self.base_model[0](input_ids),)
+            self.head = nn.Linear(4, 9)
+
+        def get_output_embeddings(self):
+            return self.head
+
+        def forward(self, input_ids):
+            return self.head(self.base_model(input_ids)[0])
+
+    model, ids = Own(), torch.randint(0, 9, (4, 5))
+    batch = {"input_ids": ids, "labels": ids}
+    assert ways(model, batch) == (True, True)
+    _, sums = clipped(model, batch, task="causal")
+    assert far(sums, oracle(model, batch, built_in("causal", "mean"), 0.5)[1]) < 1e-4
+
+
+def test_a_parameter_may_lie_in_memory_as_it_likes(clipped, oracle, far):
+    model = nn.Sequential(nn.Linear(5, 3))
+    model[0].weight = nn.Parameter(torch.randn(5, 3).t())
+    batch = {"x": torch.randn(4, 5)}
+    loss = lambda model, batch: model(batch["x"]).square().sum(1)  # noqa: E731
+    _, sums = clipped(model, batch, loss, batch=2)
+    assert far(sums, oracle(model, batch, loss, 0.5)[1]) < 1e-4
+
+
+def test_a_scalar_parameter_has_a_generic_rule(clipped, oracle, far):
+    class Scalar(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(1.3))
+
+        def forward(self, x):
+            return x * self.scale
+
+    model = nn.Sequential(nn.Linear(5, 3), Scalar())
+    batch = {"x": torch.randn(4, 5)}
+    loss = lambda model, batch: model(batch["x"]).square().sum(1)  # noqa: E731
+    _, sums = clipped(model, batch, loss, generic=True)
+    assert far(sums, oracle(model, batch, loss, 0.5)[1]) < 1e-4
+
+
+def test_what_torch_says_of_in_place_operations_is_explained(clipped):
+    model = nn.Sequential(nn.Linear(5, 3), nn.ReLU(inplace=True), nn.Linear(3, 1))
+    with pytest.raises(Refused, match="inplace=False"):
+        clipped(model, {"x": torch.randn(4, 5)}, lambda model, batch: model(batch["x"])[:, 0])
+
+
+def test_reentrant_checkpoints_are_refused_in_words(clipped):
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(5, 3), nn.Linear(3, 1)
+
+        def forward(self, x):
+            return checkpoint(self.second, self.first(x), use_reentrant=True)
+
+    with pytest.raises(Refused, match="use_reentrant=False"):
+        clipped(Checkpointed(), {"x": torch.randn(4, 5)}, lambda model, batch: model(batch["x"])[:, 0])
+
+
+def test_labels_of_another_width_are_refused(clipped):
+    ids = torch.randint(0, 40, (2, 9))
+    with pytest.raises(BadInput, match="different shapes"):
+        clipped(tiny_llama(), {"input_ids": ids, "labels": ids[:, :8]}, task="causal")
+
+
+def test_position_ids_for_all_records_may_come_first(clipped, far):
+    model, ids = tiny_llama(), torch.randint(0, 40, (3, 6))
+    batch = {"input_ids": ids, "labels": ids}
+    shared = {"position_ids": torch.arange(6)[None], **batch}
+    assert far(clipped(model, shared, task="causal")[1], clipped(model, batch, task="causal")[1]) < 1e-4
+
+
+def test_layers_that_are_hidden_or_sparse_are_refused():
+    plan = Plan(records=2, sampling_rate=1.0, steps=1, noise_multiplier=1.0)
+    with pytest.raises(Refused, match=r"torch\.compile"):
+        PrivateGradients(torch.compile(nn.Linear(2, 2)), plan)
+    with pytest.raises(Refused, match="sparse"):
+        PrivateGradients(nn.Embedding(3, 2, sparse=True), plan)

@@ -214,7 +214,7 @@ def test_the_last_position_is_left_out_only_where_no_other_sees_it():
         "num_attention_heads": 2,
         "intermediate_size": 32,
     }
-    row = {"input_ids": torch.randint(0, 50, (1, 7)), "attention_mask": torch.tensor([[1] * 4 + [0] * 3])}
+    row = {"input_ids": torch.randint(0, 50, (1, 7)), "attention_mask": torch.ones(1, 7)}
     for decoder in (True, False):
         model = hf.BertLMHeadModel(hf.BertConfig(**sizes, is_decoder=decoder)).eval()
         assert looks_back(model, row) == decoder

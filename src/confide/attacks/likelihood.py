@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..dp.head import can_fuse, hidden_states, parts
-from ..dp.losses import IGNORED, check_labels
+from ..dp.losses import IGNORED, check_labels, model_logits
 from ..dp.losses import rows as some_rows
 from ..dp.rules.base import single
 from ..errors import BadInput
 from ..models.loading import longest
 from ..models.tokens import encode, first_id
-from ..training.evaluation import AT_ONCE, check_vocabulary, logits_of, scoring
+from ..training.evaluation import AT_ONCE, check_vocabulary, scoring
 
 TOKENS_AT_ONCE = 4096  # positions of a batch, padding among them
 FLAT = 1e-5  # a spread of log-probabilities below this is rounding
@@ -103,7 +103,7 @@ def score_classes(model: Any, rows: Sequence[Row], labels: Sequence[int], *, tic
                 ids[at, : len(rows[n].ids)] = torch.as_tensor(rows[n].ids)
                 mask[at, : len(rows[n].ids)] = 1
             goals = torch.tensor([labels[n] for n in mine], device=place)
-            logits = single(logits_of(model, {"input_ids": ids.to(place), "attention_mask": mask.to(place)}))
+            logits = single(model_logits(model, {"input_ids": ids.to(place), "attention_mask": mask.to(place)}))
             nats[mine] = _of_targets(logits, goals, standardised=False)[0]
             tick(len(mine))
     return nats
@@ -183,7 +183,7 @@ def _score(
 ) -> tuple[Floats, Floats | None]:
     """Nats, and z if asked for, of every target of a batch, row by row."""
     chosen = goals != IGNORED
-    states = (hidden_states(model, inputs) if fused else logits_of(model, inputs))[chosen]
+    states = (hidden_states(model, inputs) if fused else model_logits(model, inputs))[chosen]
     head: Any = parts(model)[1] if fused else nn.Identity()
     size = max(1, AT_ONCE // (len(head.weight) if fused else states.shape[-1]))
     scored = [

@@ -21,6 +21,8 @@ def find_layers(model: nn.Module, *, generic: bool) -> list[Layer]:
     """
     if not isinstance(model, nn.Module):
         raise BadInput(f"PrivateGradients works on a torch.nn.Module, got {type(model).__name__}")
+    if hasattr(model, "_orig_mod"):
+        raise Refused("a model from torch.compile hides its layers; give PrivateGradients the model that was compiled")
     _refuse_mixing(model)
     ruled: list[Layer] = []
     unruled: list[tuple[str, nn.Module, frozenset[str]]] = []

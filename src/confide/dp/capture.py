@@ -22,6 +22,25 @@ from .rules.base import HandOver, exactly, paused, single
 Seen = Callable[[Use], None]
 
 
+KNOWN = {  # what torch says of models that plain training can do without
+    "is a view and is being modified inplace": "an operation behind a layer changes the layer's output in place: set inplace=False "
+    "(of ReLU and its kin), or write x = x + y in place of x += y",
+    "use_reentrant=True": "gradient checkpointing with use_reentrant=True hides a part of the model: use use_reentrant=False",
+}
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """What torch refuses, said so that a user knows what to change."""
+    try:
+        yield
+    except RuntimeError as error:
+        for said, meant in KNOWN.items():
+            if said in str(error):
+                raise Refused(meant) from None
+        raise
+
+
 class Layer:
     """One module with trainable parameters of its own, and its rule."""
 
@@ -60,7 +79,7 @@ class Capture:
         for layer in replaced:
             layer.module.forward = layer.rule.forward(layer.module, self._tap(layer))
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), explained():
                 yield
         finally:
             for layer, forward in own.items():
@@ -79,7 +98,7 @@ class Capture:
                 "torch.no_grad() or .detach()"
             )
         self._backward = True
-        with exactly(tensors):
+        with exactly(tensors), explained():
             torch.autograd.backward(tensors, gradients)
 
     def _tap(self, layer: Layer) -> HandOver:

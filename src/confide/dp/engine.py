@@ -5,11 +5,9 @@ In: batches of records that a plan drew. Out: `p.grad`, ready for any torch opti
 
 from __future__ import annotations
 
-import contextlib
 import math
 import weakref
 from collections import Counter
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +15,9 @@ from torch import Tensor, nn
 from ..errors import BadInput, Refused
 from . import losses
 from .attach import find_layers, group_layers
-from .capture import Capture, Seen
+from .capture import Capture, Seen, explained
 from .clipping import CANCELLING, PAID, Clipping
-from .head import can_fuse, differentiate, hidden_states, looks_back, parts, without_last
+from .head import differentiate, evaluating, hidden_states, parts, ways, without_last
 from .memory import give_back, keep_memory
 from .noise import GaussianNoise, room
 from .plan import Plan, Step, own_part
@@ -36,6 +34,7 @@ MIXED = (
     "the examples of a batch are not independent: what one record gives depends on the others. Something in the model mixes the "
     "records of a batch, or the first dimension of a layer is not the batch"
 )
+SMALLEST = 2.0**-100  # weight; a gradient so large that it needs a smaller one contributes nothing
 DOUBLE_ROWS = 4  # examples whose norms are taken in double precision at a time
 
 
@@ -47,14 +46,24 @@ def _full_precision() -> bool:
         return False
 
 
+def _empty(parameters: list[nn.Parameter], dtype: torch.dtype) -> dict[int, Tensor]:
+    """A buffer for each parameter, row by row whatever the parameter's own layout."""
+    return {id(p): torch.empty_like(p, dtype=dtype, memory_format=torch.contiguous_format) for p in parameters}
+
+
 class Doubts:
-    """What the first batches have not yet proven; looked at in batches 1, 2, 4, 8, … until nothing is left."""
+    """What the first batches have not yet proven; looked at in batches 1, 2, 4, 8, … until nothing is left.
+
+    Whether records are independent is looked at in the first batch that can show it, whichever that is.
+    """
 
     def __init__(self, parameters: set[int]) -> None:
-        self.parameters, self.independence, self._batches = parameters, True, 0
+        self.parameters, self.independence, self.compared, self._batches = parameters, True, False, 0
 
-    def due(self) -> bool:
+    def due(self, records: int) -> bool:
         self._batches += 1
+        if self.independence and not self.compared and records > 1:
+            return True
         return bool(self.parameters or self.independence) and self._batches & (self._batches - 1) == 0
 
 
@@ -193,11 +202,8 @@ class PrivateGradients:
         if not examples:
             return
         if self._fused is None:
-            with self._evaluating():
-                row = losses.rows(inputs, slice(0, 1), examples)
-                self._fused = can_fuse(self.model, row)
-                self._shorter = self._fused and looks_back(self.model, row)
-        if self._doubts and self._doubts.due():
+            self._fused, self._shorter = ways(self.model, inputs)
+        if self._doubts and self._doubts.due(int(real.sum())):
             self._prove(inputs, loss, real)
             give_back()
         tally = self._record(inputs, loss)
@@ -304,13 +310,14 @@ class PrivateGradients:
         cancelling = (spread > CANCELLING * square.clamp_min(0)).any(0)
         double = (cancelling | self._exact) & tally.square.isfinite().all(0) & real & (self._dtype == torch.float32)
         weights = self.clipping.weights(tally.square, tally.rounding(self._dtype), real & ~double, self._dtype)
+        weights = torch.where(weights * scale < SMALLEST, 0.0, weights)  # single precision would round it up
         for rows in torch.split(double.nonzero()[:, 0], DOUBLE_ROWS):
             if len(rows):
                 sums.widen()
                 again = tally.again(rows)
                 every = torch.ones(len(rows), dtype=torch.bool)
                 own = self.clipping.weights(again.square, again.rounding(torch.float64), every, self._dtype)
-                exact = Sums({id(p): torch.empty_like(p, dtype=torch.float64) for p in self._trained})
+                exact = Sums(_empty(self._trained, torch.float64))
                 self._add(again, own * scale, exact)
                 for parameter in self._trained:
                     sums.add_exact(parameter, exact(parameter))
@@ -349,17 +356,6 @@ class PrivateGradients:
         self._sums = StepSums(self._trained, self._dtype)
         return self._sums
 
-    @contextlib.contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        modes = {module: module.training for module in self.model.modules()}
-        self.model.eval()
-        try:
-            yield
-        finally:
-            for module, training in modes.items():
-                if module.training != training:
-                    module.train(training)
-
     def _prove(self, inputs: losses.Inputs, loss: losses.Loss, real: Tensor) -> None:
         """Hold some examples against plain autograd and against each other.
 
@@ -373,11 +369,12 @@ class PrivateGradients:
         examples = losses.count(inputs)
         candidates = real.nonzero()[:CANDIDATES, 0].tolist()
         norms: dict[int, float] = {}
-        with self._evaluating():
+        frozen = {parameter.dtype for parameter in self.model.parameters()}
+        with evaluating(self.model):
             for i in candidates:
                 row = losses.rows(inputs, slice(i, i + 1), examples)
                 alone = self._record(row, loss)
-                tolerance = 5e-2 if torch.bfloat16 in self._capture.precisions else 1e-3
+                tolerance = 5e-2 if torch.bfloat16 in self._capture.precisions | frozen else 1e-3
                 norms[i] = float(alone.square.sum().clamp_min(0).sqrt())
                 if 0 < norms[i] < math.inf and self._doubts.parameters:
                     self._compare(row, loss, alone, tolerance)
@@ -400,11 +397,13 @@ class PrivateGradients:
                     raise Refused(MIXED)
 
             self._record(batch, loss, seen, only=place)
+        self._doubts.compared = True
         self._doubts.independence = len({round(math.log(norms[i]), 6) for i in live}) < 2
 
     def _compare(self, row: losses.Inputs, loss: losses.Loss, tally: Tally, tolerance: float) -> None:
-        true = torch.autograd.grad(loss(self.model, row).sum(), self._trained, allow_unused=True)
-        sums = Sums({id(p): torch.empty_like(p) for p in self._trained})
+        with explained():
+            true = torch.autograd.grad(loss(self.model, row).sum(), self._trained, allow_unused=True)
+        sums = Sums(_empty(self._trained, self._dtype))
         self._add(tally, torch.ones_like(tally.square), sums)
         whole = math.sqrt(sum(float(g.double().square().sum()) for g in true if g is not None))
         assert self._doubts is not None

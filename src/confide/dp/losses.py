@@ -26,6 +26,9 @@ def targets(inputs: Inputs, task: str) -> Tensor:
         raise BadInput(
             f"task {task!r} needs whole numbers as labels, {'one per record' if task == 'classify' else 'one per token'}"
         )
+    ids = inputs.get("input_ids")
+    if task != "classify" and isinstance(ids, Tensor) and ids.dim() == 2 and ids.shape != labels.shape:
+        raise BadInput(f"task {task!r} needs one label for each token: input_ids and labels have different shapes")
     if task == "causal":
         return functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
     return labels
@@ -55,7 +58,7 @@ def built_in(task: str, reduction: str) -> Loss:
 
     def tokens(model: nn.Module, inputs: Inputs) -> Tensor:
         goals = targets(inputs, task)
-        logits = _logits(model, inputs)
+        logits = model_logits(model, inputs)
         check_labels(goals, logits.shape[-1])
         each = functional.cross_entropy(
             single(logits).flatten(0, 1), goals.flatten(), ignore_index=IGNORED, reduction="none"
@@ -63,7 +66,7 @@ def built_in(task: str, reduction: str) -> Loss:
         return (each.view(goals.shape) * token_weights(goals, reduction).to(each.dtype)).sum(1)
 
     def classes(model: nn.Module, inputs: Inputs) -> Tensor:
-        logits, goals = _logits(model, inputs), targets(inputs, task)
+        logits, goals = model_logits(model, inputs), targets(inputs, task)
         check_labels(goals, logits.shape[-1])
         return functional.cross_entropy(single(logits), goals, ignore_index=IGNORED, reduction="none")
 
@@ -75,7 +78,8 @@ def built_in(task: str, reduction: str) -> Loss:
     return known[task]
 
 
-def _logits(model: nn.Module, inputs: Inputs) -> Tensor:
+def model_logits(model: nn.Module, inputs: Inputs) -> Tensor:
+    """What a model gives out, by itself or as Hugging Face's models do."""
     output = model(**without_labels(inputs))
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor):
@@ -107,9 +111,23 @@ def count(inputs: Inputs) -> int:
     sizes = [len(value) for value in inputs.values() if isinstance(value, Tensor) and value.dim()]
     if not sizes:
         raise BadInput("the batch holds no tensor; leave out accumulate() for an empty batch and call release() alone")
-    if "labels" in inputs and len(inputs["labels"]) != sizes[0]:
+    named = [inputs[name] for name in ("labels", "input_ids") if isinstance(inputs.get(name), Tensor)]
+    if len({len(value) for value in named if value.dim()}) > 1 or (len(named) == 1 and len(named[0]) not in sizes[:1]):
         raise BadInput("the batch has labels for another number of examples than it has inputs")
-    return sizes[0]
+    _check_padding(inputs.get("attention_mask"))
+    return len(named[0]) if named and named[0].dim() else sizes[0]
+
+
+def _check_padding(mask: Any) -> None:
+    """Refuse padding on the left: what a record gives would depend on how long the others of its batch are.
+
+    The first of its own tokens would be predicted from padding, if there is some, and stand at another position.
+    """
+    if isinstance(mask, Tensor) and mask.dim() == 2 and bool(((mask[:, 1:] != 0) & (mask[:, :-1] == 0)).any()):
+        raise BadInput(
+            "attention_mask hides a token that stands before a visible one: pad records on the right (tokenizer.padding_side = 'right'), "
+            "or what a record contributes depends on the length of the others"
+        )
 
 
 def check_losses(losses: Any, examples: int) -> Tensor:

@@ -64,7 +64,7 @@ class StepSums(Sums):
         if self._wide is None:
             return super().__call__(parameter)
         if id(parameter) not in self._buffers:
-            self._buffers[id(parameter)] = torch.zeros_like(parameter)
+            self._buffers[id(parameter)] = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
         return self._buffers[id(parameter)]
 
     def alike(self, value: Tensor, parameter: nn.Parameter) -> Tensor:

@@ -34,7 +34,12 @@ TRADE_OFF = Study(
     "a flagged secret was.",
 )  # fmt: skip
 SEARCHED = {
-    "crt": ({"private_learning_rate": 1e-2}, {"private_learning_rate": 2e-2}, {"private_learning_rate": 4e-2}),
+    "crt": (
+        {"private_learning_rate": 1e-2},
+        {"private_learning_rate": 2e-2},
+        {"private_learning_rate": 4e-2},
+        {"private_learning_rate": 4e-2, "ignore_mask": True},
+    ),
     "dpsgd": ({"learning_rate": 2e-2}, {"learning_rate": 4e-2}, {"learning_rate": 8e-2}),
     "jft": ({"private_learning_rate": 2e-3}, {"private_learning_rate": 1e-2}),
 }

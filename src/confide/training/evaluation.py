@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ..dp.head import can_fuse, hidden_states, parts
-from ..dp.losses import IGNORED, check_labels, rows, targets, without_labels
+from ..dp.losses import IGNORED, check_labels, model_logits, rows, targets
 from ..dp.rules.base import single
 from ..errors import BadInput
 
@@ -252,7 +252,7 @@ def _score(
 ) -> tuple[NDArray[np.float64], Flags]:
     """Nats and hits of every target of a batch, row by row; logits are made a piece at a time where the head allows it."""
     chosen = goals != IGNORED
-    states = (hidden_states(model, inputs) if fused else logits_of(model, inputs))[chosen]
+    states = (hidden_states(model, inputs) if fused else model_logits(model, inputs))[chosen]
     head: Any = parts(model)[1] if fused else nn.Identity()
     size = max(1, AT_ONCE // (len(head.weight) if fused else states.shape[-1]))
     nats, right = [], []
@@ -262,11 +262,6 @@ def _score(
         nats.append(cross_entropy(logits, goal, reduction="none").double().cpu().numpy())
         right.append((logits.argmax(-1) == goal).cpu().numpy())
     return np.concatenate(nats), np.concatenate(right)
-
-
-def logits_of(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-    output = model(**without_labels(inputs))
-    return output if isinstance(output, Tensor) else output.logits
 
 
 @contextmanager

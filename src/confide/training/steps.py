@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..dp.head import can_fuse, differentiate, hidden_states, looks_back, parts, without_last
-from ..dp.losses import IGNORED, built_in, rows, targets
+from ..dp.head import differentiate, hidden_states, parts, ways, without_last
+from ..dp.losses import IGNORED, built_in, targets
 from ..dp.rules.base import Sums, Use, exactly, single
 from ..dp.rules.lstm import LSTM
 
@@ -35,7 +35,7 @@ class PublicGradients:
     def backward(self, batch: Batch, count: float) -> float:
         """Add the gradient of Σ loss / count; returns that loss."""
         if self._fused is None:
-            self._fused, self._shorter = _fits(self._model, batch)
+            self._fused, self._shorter = ways(self._model, batch)
         for module, scan in self._scanned.items():
             module.forward = scan  # type: ignore[method-assign]
         try:
@@ -75,15 +75,6 @@ def _scan(lstm: nn.LSTM) -> Callable[..., Any]:
         rule.add(use, gradient.new_ones(len(gradient)), _gradients(use))
 
     return rule.forward(lstm, add)
-
-
-def _fits(model: nn.Module, batch: Batch) -> tuple[bool, bool]:
-    training, row = model.training, rows(batch, slice(0, 1), len(batch["labels"]))
-    model.eval()
-    try:
-        return (fused := can_fuse(model, row)), fused and looks_back(model, row)
-    finally:
-        model.train(training)
 
 
 def _gradients(use: Use) -> Sums:

@@ -255,6 +255,8 @@ def squared(value: Tensor) -> Tensor:
     precision, the relative error is at most (n/8+8)·2⁻²⁴ whatever the number of rows; rows beyond 2,000 numbers are
     cut up. Inside of `precisely` it is at most 2,000·2⁻⁵³.
     """
+    if value.dim() == 1:  # one number for each example
+        value = value[:, None]
     square = torch.zeros(len(value), dtype=torch.float64, device=value.device)
     dtype = torch.float64 if _PRECISE else None
     for part in torch.split(value.contiguous(), 2000, dim=-1):

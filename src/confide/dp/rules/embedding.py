@@ -24,6 +24,10 @@ class Embedding(Rule):
             raise Refused(
                 f"{name}: an embedding with max_norm or scale_grad_by_freq mixes the records of a batch; switch it off"
             )
+        if module.sparse:
+            raise Refused(
+                f"{name}: noise reaches every row of an embedding, so that sparse=True gains nothing; switch it off"
+            )
 
     def inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
         (ids,) = super().inputs(module, args, kwargs)

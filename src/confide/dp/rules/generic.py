@@ -63,4 +63,4 @@ class Generic(Rule):
 
     def add(self, use: Use, weights: Tensor, sums: Sums) -> None:
         for name, part in zip(sorted(use.trained), use.kept, strict=True):
-            sums(use.parameter(name)).view(-1).addmv_(part.flatten(1).t(), weights)
+            sums(use.parameter(name)).view(-1).addmv_(part.reshape(len(part), -1).t(), weights)
