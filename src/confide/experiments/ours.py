@@ -16,7 +16,7 @@ TRADE_OFF = Study(
     (
         Row("plain, dialogues", ORIGINAL, "lstm", "plain", {**WHOLE, "missed": 0.1}, swept=False, size="large"),
         Row("redacted, dialogues", ORIGINAL, "lstm", "redacted", {**WHOLE, "missed": 0.1}, swept=False, size="large"),
-        Row("crt, dialogues", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, start="public lines", size="large"),
+        Row("crt, dialogues", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"ignore_mask": True}, start="public lines", size="large"),
         Row("crt, turns", ORIGINAL, "lstm", "crt", {"unit": "turn", "missed": 0.1}, size="large"),
         Row("jft, dialogues", ORIGINAL, "lstm", "jft", {**WHOLE, "missed": 0.1}, size="large"),
         Row("dpsgd, dialogues", ORIGINAL, "lstm", "dpsgd", {**WHOLE, "missed": 0.1}, size="large"),
@@ -60,7 +60,7 @@ HEADLINE = Study(
     "headline", "Ours", "the headline: CustomerSim at a sound ε of at most 2.74, against the published 10.42",
     "S-DP reports 10.42 at ε 2.74, which is not sound (469 when the states are counted).",
     (
-        Row("crt, dialogues", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"epsilon": 2.5}, start="public lines", size="all"),
+        Row("crt, dialogues", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"epsilon": 2.5, "ignore_mask": True}, start="public lines", size="all"),
         Row("jft, dialogues (caught secrets)", ORIGINAL, "lstm", "jft", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74}, size="all"),
         Row("dpsgd, dialogues", ORIGINAL, "lstm", "dpsgd", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74}, size="all"),
         Row("plain, dialogues", ORIGINAL, "lstm", "plain", {**WHOLE, "missed": 0.1}, size="all"),

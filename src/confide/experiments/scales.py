@@ -136,7 +136,7 @@ def _two_cores() -> Scale:
             "lstm plain many": {"epochs": 6, "learning_rate": 4e-3, "batch_size": 64, "validation_share": 0.05},
             "lstm redacted many": {"epochs": 6, "learning_rate": 4e-3, "batch_size": 64, "validation_share": 0.05},
             "lstm public lines many": {"epochs": 4, "learning_rate": 4e-3, "batch_size": 64, "validation_share": 0.05},
-            "lstm crt many": {"epochs": 5, "private_learning_rate": 2e-2, "private_batch_size": 512, "validation_share": 0.05},
+            "lstm crt many": {"epochs": 5, "private_learning_rate": 4e-2, "private_batch_size": 512, "validation_share": 0.05},
             "lstm sdp many": {"epochs": 4, "private_learning_rate": 2e-3, "validation_share": 0.05},
             "lstm dpsgd many": {"epochs": 6, "learning_rate": 4e-2, "validation_share": 0.05},
             "lstm jft many": {"epochs": 3, "phase1_epochs": 4, "learning_rate": 4e-3, "batch_size": 64, "private_learning_rate": 2e-3, "validation_share": 0.05},
