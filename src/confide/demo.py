@@ -143,9 +143,13 @@ def _compare(run: Any) -> dict[str, Any]:
     told = None
     with contextlib.suppress(BadInput):  # a demo of few dialogues holds too few of them out
         told = attack(run, only=("membership",), samples=400, seed=1)["membership"]["strongest"]["auc"]
-    begun = next(line for line in run.telemetry() if "public_loss" in line)
+    begun = next(
+        line["public_loss"] if "public_loss" in line else line["training_loss"]
+        for line in run.telemetry()
+        if {"public_loss", "training_loss"} & line.keys()
+    )
     return {
-        "first_loss": begun["public_loss"],
+        "first_loss": begun,
         "validation_perplexity": math.exp(summary["validation_loss"]) if summary["validation_loss"] is not None else None,
         "validation_accuracy": summary["validation_accuracy"],
         "completion": generate(run.folder, PREFIX.strip(), greedy=True, max_new_tokens=8)[0].strip(),

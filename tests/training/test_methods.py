@@ -144,10 +144,10 @@ def test_a_public_step_is_sgd_on_the_mean_loss_of_all_tokens(
     losses = torch.cat([nll(start, ids) for ids in encoded(tokenizer, plain_texts)])
     true = [-0.5 * g for g in gradient_of(start, losses.mean())]
     if not fused:
-        monkeypatch.setattr(steps, "_fits", lambda model, batch: (False, False))
+        monkeypatch.setattr(steps, "ways", lambda model, batch: (False, False))
     run = trained(public, **choices)
     close(moved(start, run), true)
-    assert run.telemetry()[0]["public_loss"] == pytest.approx(float(losses.detach().mean()), rel=1e-5)
+    assert run.telemetry()[0]["training_loss"] == pytest.approx(float(losses.detach().mean()), rel=1e-5)
 
 
 @pytest.mark.parametrize("model", [LSTM, GPT])

@@ -24,7 +24,8 @@ from ..screening.pipeline import Screened
 from ..training.corpus import Source, examples
 from ..training.encoding import VIEWS, Encoder, View
 from ..training.holdout import split_rows
-from ..training.run import CONFIG, LEDGER, Prepared, Run, placeholders_of, plan_of
+from ..training.provenance import CONFIG
+from ..training.run import LEDGER, Prepared, Run, placeholders_of, plan_of
 from .candidates import Candidate
 from .games import Masked
 from .likelihood import Row

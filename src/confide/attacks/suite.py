@@ -16,7 +16,8 @@ from ..models.loading import refuse_other_models
 from ..models.tokens import BUILT_IN, texts_of
 from ..policies import load
 from ..rundir import locked
-from ..training.run import CONFIG, Run, new_model
+from ..training.provenance import CONFIG
+from ..training.run import Run, new_model
 from .candidates import Candidate
 from .likelihood import Row, context, text_row
 from .on_canaries import black_box, claimed, exposure_of, exposures, refuse_shared_coins, white_box

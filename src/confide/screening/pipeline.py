@@ -135,6 +135,7 @@ def screen(
                 work.run(run)
             manifest = work.write(found, conservative, given_key)
             manifest["policy"]["files"], manifest["conservative"]["files"] = made_from
+            manifest["corpus"] = [os.path.realpath(source.path) for source in files]
             manifest["checksum"] = checksum(manifest)
             write_private(folder / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
         finish(folder, out)

@@ -293,4 +293,6 @@ class Encoder:
         try:
             return self.classes.index(example.label)
         except ValueError:
-            raise BadInput(f"{example.where} has a label that is not among the {len(self.classes)} classes") from None
+            raise BadInput(
+                f"{example.where} has a label that is not among the {len(self.classes)} classes; name all labels of the corpus with --classes"
+            ) from None

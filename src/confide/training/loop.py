@@ -304,10 +304,18 @@ class Work:
             name = "learning_rate" if slot.kind == "public" else "private_learning_rate"
             self._write(slot, **{name: self._rate(slot)})
 
+    def _loss_name(self) -> str | None:
+        """As what the loss of steps without noise may be shown (guarantees §7): of public text, or by methods that promise nothing."""
+        source = self.phase.public
+        if source is not None and (source.parts == ("public",) or source.view == "segments"):
+            return "public_loss"
+        return None if self.options.private else "training_loss"
+
     def _write(self, slot: Slot, **values: Any) -> None:
         if self.telemetry is not None:
-            if self.losses and math.isfinite(mean := sum(self.losses) / len(self.losses)):
-                values["public_loss"] = mean
+            name = self._loss_name()
+            if name and self.losses and math.isfinite(mean := sum(self.losses) / len(self.losses)):
+                values[name] = mean
             if self.norm is not None:
                 values["noised_gradient_norm"] = self.norm
             at = {"phase": self.phase.name, "epoch": slot.epoch, "slot": self.done + 1}

@@ -26,6 +26,14 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 NO_MODEL = "name a model with --model: lstm, gpt2-tiny, a folder, or a name on the model hub"
 PRIVATE = ("crt", "dpsgd", "sdp", "jft")  # methods that add noise, and can be certified
+IDLE = {  # options that change nothing for a method
+    "dpsgd": ("ignore_mask", "order", "ratio"),
+    "jft": ("ignore_mask", "ratio"),
+    "sdp": ("ignore_mask",),
+    "plain": ("ignore_mask", "ratio"),
+    "anonymized": ("ignore_mask", "ratio"),
+    "redacted": ("ratio",),
+}
 OWN = {  # options that mean something to one method only
     "sdp": ("variant", "segments", "state_noise", "state_clip"),
     "jft": ("phase1", "phase1_epochs", "phase1_noise", "screened_by_hand"),
@@ -212,6 +220,14 @@ class Options:
                     raise BadInput(
                         f"{option(field.name)} is an option of {method}, and changes nothing for {self.method}; leave it out"
                     )
+        given = {field.name for field in dataclasses.fields(self) if getattr(self, field.name) != field.default}
+        idle = [
+            *IDLE.get(self.method, ()),
+            *(("segments", "state_noise", "state_clip") if self.variant == "sound" else ()),
+        ]
+        if name := next((name for name in idle if name in given), None):
+            variant = " --variant sound" if name in OWN["sdp"] else ""
+            raise BadInput(f"{option(name)} changes nothing for {self.method}{variant}; leave it out")
         if self.momentum and (self.optimizer != "sgd" or self.momentum == 1):
             raise BadInput("--momentum is below 1 and belongs to --optimizer sgd; adam and adamw have their own")
         if self.task == "classify" and len(self.classes) < 2:
@@ -233,6 +249,11 @@ class Options:
             raise BadInput(
                 "--phase1 hand-screened needs --screened-by-hand FILE: JSON lines with id and the screened text"
             )
+        for needed, name in (("hand-screened", "screened_by_hand"), ("noised", "phase1_noise")):
+            if getattr(self, name) is not None and self.phase1 != needed:
+                raise BadInput(
+                    f"{option(name)} belongs to --phase1 {needed}, which was not asked for; give both, or neither"
+                )
         if self.method == "jft" and self.phase1 == "noised" and self.phase1_noise is None:
             raise BadInput("--phase1 noised needs --phase1-noise: the noise multiplier of the first phase")
         if self.tuning_runs and self.noise is None:

@@ -43,6 +43,7 @@ from .holdout import split_rows
 from .methods import METHODS
 from .options import Options
 from .phases import Phase
+from .provenance import refuse_own_text, refuse_own_weights
 
 DEFAULT_SHARE, MOST_DEFAULT = 16, 1024  # of the private records, in an expected batch
 
@@ -191,6 +192,8 @@ def plan(
     screened = screened if isinstance(screened, Screened) else Screened.open(screened)
     options = options or Options.from_plain(choices)
     phases = METHODS[options.method](options)
+    refuse_own_text(screened, options)
+    refuse_own_weights(screened, options)
     sizes, notes = _sizes(screened, options)
     _check_parts(screened, options, sizes)
     setting = _setting(screened, options, sizes, phases)
@@ -222,6 +225,11 @@ def _sizes(screened: Screened, options: Options) -> tuple[dict[str, int], list[s
         notes.append(
             "every record is private (the policies flagged everything): crt is then DP-SGD on the redacted text; a conservative "
             "policy such as allowlist makes records public that cannot hold a secret"
+        )
+    if options.delta is not None and options.delta * (sizes["public"] + sizes["private"]) >= 1:
+        notes.append(
+            f"delta {options.delta:g} is not below one over the number of records: at such a delta even a model that publishes a record now and "
+            "then keeps its epsilon; choose one well below"
         )
     if not len(held) and not options.validation:
         notes.append("no public record is left for validation: name validation text with --validation")
@@ -396,7 +404,12 @@ def _nearest(made: TrainingPlan, events: Callable[[float], list[Event]], delta: 
         pass
     try:
         assert options.epsilon is not None
-        fits = most_steps(rate, 20.0, options.epsilon, delta, adjacency=setting.adjacency, k=setting.k_missed)
+        alone = events(20.0)
+        fits = 0
+        if len(alone) == 1 and isinstance(
+            alone[0], PoissonGaussian
+        ):  # beside other phases, or releases of another kind, no number of steps may fit
+            fits = most_steps(rate, 20.0, options.epsilon, delta, adjacency=setting.adjacency, k=setting.k_missed)
         if fits:
             hints.append(f"at noise 20 as many as {fits:,} steps fit into epsilon {options.epsilon:g}")
     except BadInput:

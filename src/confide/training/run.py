@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -19,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from .. import __version__
-from ..accounting import LedgerWriter, issue, read_ledger, write
+from ..accounting import Ledger, LedgerWriter, issue, read_ledger, write
 from ..errors import BadInput, ConfideError, Refused
 from ..models import (
     Lora,
@@ -44,10 +43,11 @@ from .holdout import split_rows
 from .options import Options, listed, option
 from .phases import Phase
 from .planning import TrainingPlan, plan
+from .provenance import CONFIG
 from .telemetry import read_telemetry
 from .validation import outside
 
-CONFIG, LEDGER, CHECKPOINTS, TOKENS = "config.yaml", "ledger.jsonl", "checkpoints", "screened"
+LEDGER, CHECKPOINTS, TOKENS = "ledger.jsonl", "checkpoints", "screened"
 DEFAULT_LENGTH = 256
 Tick = Callable[[int], object]
 
@@ -300,21 +300,7 @@ def new_model(plan: TrainingPlan, tokenizer: Any) -> tuple[Any, torch.device]:
     ):
         raise BadInput("--precision bf16 does not run for an LSTM on a CPU; leave it out")
     selective.check(options, model)
-    _refuse_own_weights(plan)
     return model.to(device), device
-
-
-def _refuse_own_weights(plan: TrainingPlan) -> None:
-    """Raise if a run on these very records made the weights or the vocabulary: this run's ledger would not count it."""
-    for name in ("model", "tokenizer"):
-        config = Path(str(getattr(plan.options, name))).expanduser().resolve().parent / CONFIG
-        if plan.options.private and config.is_file():
-            with contextlib.suppress(yaml.YAMLError, OSError, UnicodeDecodeError, AttributeError):
-                if yaml.safe_load(config.read_text(encoding="utf-8")).get("digest") == plan.screened.manifest["digest"]:
-                    raise Refused(
-                        f"--{name} comes from a run on these very records, which this run's ledger does not count; start from a model "
-                        "that has not seen them"
-                    )
 
 
 def new_tokenizer(plan: TrainingPlan) -> tuple[Any, str, dict[str, int]]:
@@ -398,6 +384,23 @@ def _refuse_another_run(prepared: Prepared) -> None:
             f"the ledger {path} was begun for another plan or setting than {prepared.folder / CONFIG} now says: its certificate would be "
             "about something else than what is trained; bring back the configuration, or start a new run"
         )
+    certified = prepared.folder / "certificate.json"
+    if certified.exists():
+        _refuse_shorter(certified, ledger)
+
+
+def _refuse_shorter(certified: Path, ledger: Ledger) -> None:
+    """Raise if an earlier end of this run was certified with more steps than its ledger now holds: they would be taken twice."""
+    try:
+        length = json.loads(certified.read_text(encoding="utf-8"))["ledger"]["length"]
+        shorter = not isinstance(length, int) or length > ledger.length
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        shorter = True
+    if shorter:
+        raise Refused(
+            f"{certified} counts more steps than the ledger beside it, or is damaged: entries were cut off, and what they paid for would be "
+            "taken again uncounted; bring the ledger back from a backup, or start a new run"
+        )
 
 
 def _begin(prepared: Prepared, folder: Path, kind: str) -> None:
@@ -409,6 +412,7 @@ def _begin(prepared: Prepared, folder: Path, kind: str) -> None:
         "confide": __version__,
         "screened": str(plan.screened.folder.resolve()),
         "digest": plan.screened.manifest["digest"],
+        "corpus": plan.screened.manifest.get("corpus", []),
         "noise": {name: private.noise_multiplier for name, private in plan.private.items()},
         "options": plan.options.to_plain(),
     }

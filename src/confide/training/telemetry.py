@@ -15,7 +15,7 @@ from ..rundir import sync_folder
 # guarantees §7: no loss, norm, share or size of anything private, no seeds, no times of steps.
 ALLOWED = frozenset(
     {
-        "phase", "epoch", "slot", "public_step", "private_step", "learning_rate", "private_learning_rate", "public_loss",
+        "phase", "epoch", "slot", "public_step", "private_step", "learning_rate", "private_learning_rate", "public_loss", "training_loss",
         "noised_gradient_norm", "validation_loss", "validation_accuracy", "epsilon", "delta",
         "epsilon_of",
     }
