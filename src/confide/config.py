@@ -116,7 +116,7 @@ def _screening_options(config: dict[str, Any]) -> Any:
     from .records import Fields
     from .screening import Options as Screening
 
-    given = dict(config["screen"])
+    given = {name: value for name, value in config["screen"].items() if name != "workers"}
     columns = {
         name: given.pop(f"{name}_field") for name in ("text", "id", "group", "label") if f"{name}_field" in given
     }
@@ -135,12 +135,19 @@ def _screening_options(config: dict[str, Any]) -> Any:
 
 
 def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object]) -> Any:
+    from .accounting.events import check_count
     from .screening import Screened, screen
     from .screening.output import write_private
 
-    options = _screening_options(config)
+    options, workers = (
+        _screening_options(config),
+        config["screen"].get("workers"),
+    )  # how many changes nothing but the time
+    if workers is not None:
+        check_count("the section screen: workers", workers, high=1000)
     stamp = folder.parent / "screen.json"
-    wanted = json.dumps([config["corpus"], config["screen"]], sort_keys=True)
+    lasting = {name: value for name, value in config["screen"].items() if name != "workers"}
+    wanted = json.dumps([config["corpus"], lasting], sort_keys=True)
     if folder.exists():
         if stamp.exists() and stamp.read_bytes() != wanted.encode():
             raise BadInput(f"{folder} was screened with other options, as {stamp} says; name another folder with out")
@@ -150,7 +157,7 @@ def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object])
     except OSError as error:
         raise ConfideError(f"cannot write {stamp}: {error.strerror}; make room, and run the command again") from None
     partial = folder.with_name(folder.name + ".partial")
-    return screen(config["corpus"], out=folder, options=options, resume=partial.exists(), tick=tick)
+    return screen(config["corpus"], out=folder, options=options, workers=workers, resume=partial.exists(), tick=tick)
 
 
 def _train(config: dict[str, Any], screened: Any, out: Path, progress: Progress) -> dict[str, Any]:

@@ -64,6 +64,7 @@ def words(**choices):
         ({"optimizer": "lion"}, "--optimizer must be one of"),
         ({"momentum": 0.9}, "--momentum"),
         ({"epochs": 0}, "--epochs"),
+        ({"epsilon": 1e5, "noise": None}, "promises nothing"),
         ({"vocabulary_size": 100}, "--vocabulary-size"),
         ({"max_length": 1}, "--max-length"),
         ({"model": "gpt2-tiny:max_position_embeddings=16"}, "32"),

@@ -24,6 +24,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "keep": ("last", "best"),
     "precision": ("fp32", "bf16"),
 }
+MOST = 500.0  # target of a calibration
 NO_MODEL = "name a model with --model: lstm, gpt2-tiny, a folder, or a name on the model hub"
 PRIVATE = ("crt", "dpsgd", "sdp", "jft")  # methods that add noise, and can be certified
 IDLE = {  # options that change nothing for a method
@@ -198,6 +199,10 @@ class Options:
         for name in ("private_learning_rate", "public_clip", "epsilon", "noise", "phase1_noise", "state_noise"):
             if getattr(self, name) is not None:
                 check_number(option(name), getattr(self, name), 0, 1e6)
+        if self.epsilon is not None and self.epsilon > MOST:
+            raise BadInput(
+                f"--epsilon {self.epsilon:g} promises nothing, and no noise is looked for beyond {MOST:g}; choose one below 20, or --noise"
+            )
         if self.delta is not None:  # before a step is paid for: a certificate could not be issued at the end
             check_number("--delta", self.delta, 1e-9, 0.999, low_open=False)
         for name in ("warmup", "momentum", "weight_decay", "dropout", "validation_share"):
