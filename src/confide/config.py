@@ -135,7 +135,6 @@ def _screening_options(config: dict[str, Any]) -> Any:
 
 
 def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object]) -> Any:
-    from .accounting.events import check_count
     from .screening import Screened, screen
     from .screening.output import write_private
 
@@ -143,8 +142,8 @@ def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object])
         _screening_options(config),
         config["screen"].get("workers"),
     )  # how many changes nothing but the time
-    if workers is not None:
-        check_count("the section screen: workers", workers, high=1000)
+    if workers is not None and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 1):
+        raise BadInput("the section screen: workers is a whole number, at least 1")
     stamp = folder.parent / "screen.json"
     lasting = {name: value for name, value in config["screen"].items() if name != "workers"}
     wanted = json.dumps([config["corpus"], lasting], sort_keys=True)
