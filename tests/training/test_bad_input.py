@@ -90,7 +90,7 @@ def test_json_errors_are_json(screened, cli, tmp_path):
 
 def test_a_model_and_a_tokenizer_that_do_not_fit(screened, cli, tmp_path, finished, trained, plain_texts, screen_texts):
     other = trained(screen_texts(plain_texts), method="plain", vocabulary_size=290, epochs=1)
-    choices = words(model=finished.folder / "model", tokenizer=other.folder / "model")
+    choices = words(method="plain", model=finished.folder / "model", tokenizer=other.folder / "model")
     code, _, err = cli("train", screened.folder, "-o", tmp_path / "run", *choices)
     assert code == 2, err
     assert "tokenizer" in err

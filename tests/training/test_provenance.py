@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from confide.errors import BadInput, Refused
+from confide.errors import BadInput, Contradiction, Refused
 from confide.screening import screen
 from confide.training import make_plan, plan_of, train_plan
 
@@ -55,7 +55,7 @@ def test_a_ledger_that_was_cut_is_not_gone_on_with_though_no_checkpoint_tells(co
     for checkpoint in (run / "checkpoints").glob("0*"):
         shutil.rmtree(checkpoint)
     before = (run / "certificate.json").read_text()
-    with pytest.raises(Refused, match="counts more steps than the ledger"):
+    with pytest.raises(Contradiction, match="counts more steps than the ledger"):
         train_plan(plan_of(run), run, resume=True)
     assert (run / "certificate.json").read_text() == before
 

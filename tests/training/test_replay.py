@@ -121,7 +121,11 @@ def test_another_secret_changes_nothing_that_is_public(chats, small, tmp_path):
             assert (one / path).read_bytes() == (other / path).read_bytes(), path
     configs = [yaml.safe_load((folder / "config.yaml").read_text()) for folder in (one, other)]
     for config in configs:
-        del config["screened"], config["digest"]  # a path, and a digest under a key that nobody else has
+        del (
+            config["screened"],
+            config["corpus"],
+            config["digest"],
+        )  # paths, and a digest under a key that nobody else has
     assert configs[0] == configs[1]
     lines = [[(list(line), line["slot"]) for line in run.telemetry()] for run in runs]
     assert lines[0] == lines[1]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .. import __version__
 from ..accounting import Ledger, LedgerWriter, issue, read_ledger, write
-from ..errors import BadInput, ConfideError, Refused
+from ..errors import BadInput, ConfideError, Contradiction, Refused
 from ..models import (
     Lora,
     add_placeholders,
@@ -397,7 +397,7 @@ def _refuse_shorter(certified: Path, ledger: Ledger) -> None:
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         shorter = True
     if shorter:
-        raise Refused(
+        raise Contradiction(
             f"{certified} counts more steps than the ledger beside it, or is damaged: entries were cut off, and what they paid for would be "
             "taken again uncounted; bring the ledger back from a backup, or start a new run"
         )
