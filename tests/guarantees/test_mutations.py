@@ -376,6 +376,18 @@ MISTAKES = {
         "                if not step.released and len(step.indices):\n",
         "dp/test_plan.py::test_an_empty_step_cannot_be_left_out",
     ),
+    "padding on the left accepted": (
+        "dp/losses.py",
+        '    _check_padding(inputs.get("attention_mask"))\n',
+        "",
+        "dp/test_hostile.py::test_padding_on_the_left_is_refused",
+    ),
+    "a run goes on with a ledger that is shorter than its certificate": (
+        "training/run.py",
+        "        _refuse_shorter(certified, ledger)",
+        "        pass",
+        "training/test_provenance.py::test_a_ledger_that_was_cut_is_not_gone_on_with_though_no_checkpoint_tells",
+    ),
 }
 
 RUN = """
