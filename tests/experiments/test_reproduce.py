@@ -199,14 +199,43 @@ def test_claims_about_a_shape_are_held_against_the_numbers():
     assert not holds(Check("below", ("a", "b"), "ppl", ""), result)[0]
     assert holds(Check("within", ("a", "b"), "ppl", "", 1.7), result)[0]
     assert not holds(Check("within", ("a", "b"), "ppl", "", 1.5), result)[0]
-    assert not holds(Check("chance", ("a",), "ppl", "", 0.1), result)[0]
-    assert holds(Check("chance", ("a",), "ppl", "", 2.0), result)[0]
     assert holds(Check("chance", ("b",), "ppl", "", 2.0), result)[0] is None  # of two runs
     assert holds(Check("rises", ("absent",), "ppl", ""), result) == (None, "not measured yet")
     head, lines = table(result)
     assert head == ["run", "what", "missed 0", "missed 0.5", "seeds"]
     assert lines[0] == ["a", "PPL", "1.10 ± 0.14", "3.20 ± 0.28", "2"]
     assert lines[1][2:4] == ["2.00 ± 0.00"] * 2
+
+
+def attacked(name, values):
+    """Runs with intervals of their own: 0.05 to each side."""
+    return [
+        {"row": name, "value": at, "seed": 0, "mia_auc": auc, "mia_auc_low": auc - 0.05, "mia_auc_high": auc + 0.05}
+        for at, auc in values.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "rises", "chance"),
+    [
+        ({0: 0.5, 0.5: 0.53}, None, True),  # higher, but within the intervals
+        ({0: 0.5, 0.5: 0.7}, True, False),  # one value above chance is enough to fail
+        ({0: 0.54, 0.5: 0.51}, False, True),
+    ],
+)
+def test_a_single_run_is_judged_by_its_own_intervals(values, rises, chance):
+    study = Study("s", "p", "t", "c", (), ("mia_auc",), Sweep("missed", (0, 0.5)))
+    result = Result(study, SMOKE, tuple(attacked("a", values)), 0, ())
+    assert holds(Check("rises", ("a",), "mia_auc", ""), result)[0] is rises
+    assert holds(Check("chance", ("a",), "mia_auc", "", 0.5), result)[0] is chance
+    assert table(result)[1][0][2] == f"{values[0]:.3f} [{values[0] - 0.05:.3f}, {values[0] + 0.05:.3f}]"
+
+
+def test_seeds_give_an_interval_once_there_are_three():
+    study = Study("s", "p", "t", "c", (), ("ppl",))
+    result = Result(study, SMOKE, tuple(rows_of("a", "ppl", {None: [1.0, 2.0, 3.0]})), 0, ())
+    low, high = result.point(("a", None), "ppl").interval
+    assert (low, high) == pytest.approx((2 - 2.484, 2 + 2.484), abs=1e-3)  # 4.303 / sqrt(3)
 
 
 def test_after_every_epoch_epsilon_is_that_of_the_steps_so_far(bench):

@@ -14,10 +14,10 @@ MISSED = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 NAMES = {ORIGINAL: "CustomerSim", MULTIWOZ: "MultiWOZ"}
 
 
-METHODS = {"lstm": ("plain", "redacted", "sdp", "crt"), "gpt": ("plain", "redacted", "crt")}
+METHODS = {"lstm": ("plain", "redacted", "sdp", "crt", "crt without dedup"), "gpt": ("plain", "redacted", "crt")}
 ATTACKED = tuple(
     Row(
-        f"{method} {model}, {NAMES[corpus]}", corpus, model, method, {"canaries": "crt", "dedup": "off"},
+        f"{method} {model}, {NAMES[corpus]}", corpus, model, method.split()[0], {"canaries": "crt", "dedup": "exact" if method == "crt" else "off"},
         swept=method != "plain",
     )
     for corpus in NAMES for model, methods in METHODS.items() for method in methods
@@ -42,7 +42,7 @@ def _against_missed(name: str, number: int, title: str, column: str, claim: str,
     return Study(
         name, f"CRT, Figure {number}", title, claim, ATTACKED, shown, SWEEP, y=column, checks=tuple(checks), attack=("exposure", "membership"),
         notes="Perplexity on lines shows how much of the corpus each model has learned: a model that knows little is at chance too. All secrets of one value are missed together, so that a canary is missed with all its copies or "
-        "with none; dedup is off. The ε of sdp is about marked tokens and does not compare.",
+        "with none. Dedup is a part of crt, as in the paper, and of no other method; `crt without dedup` trains on all 20 copies, and its ε is for one. The ε of sdp is about marked tokens and does not compare.",
     )  # fmt: skip
 
 

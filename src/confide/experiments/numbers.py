@@ -6,6 +6,7 @@ A run counts only if its certificate verifies and it was judged on the very data
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..accounting.papers import crt_bayesian_at, rdp_epsilon
 from ..errors import Contradiction
 from .jobs import ATTACKS, EPOCHS, EVALUATION, FINISHED, UNTRAINED, Bench, Job
 
+UNSEEN = 1 / math.log(2)  # bits: the mean exposure of a canary that was never trained on
 # Every number that a study may show, and what it is
 COLUMNS: dict[str, str] = {
     "epsilon": "sound ε",
@@ -143,7 +145,8 @@ def _attacked(found: dict[str, Any]) -> dict[str, Any]:
     exposure = found.get("exposure", {})
     if "max" in exposure:
         rows |= {"exposure_max": exposure["max"], "exposure_mean": exposure["mean"], "canaries": exposure["number"]}
-        rows |= {"exposure_chance_high": exposure["chance"]["mean_interval"][1]}
+        low, high = exposure["chance"]["mean_interval"]  # of as many canaries that were never trained on
+        rows |= {"exposure_mean_low": exposure["mean"] - (high - UNSEEN), "exposure_mean_high": exposure["mean"] + UNSEEN - low}
     membership = found.get("membership", {})
     if "strongest" in membership:
         rows |= _interval("mia_auc", membership["strongest"]["auc"])

@@ -39,6 +39,9 @@ SEARCHED = {
         {"private_learning_rate": 2e-2},
         {"private_learning_rate": 4e-2},
         {"private_learning_rate": 4e-2, "ignore_mask": True},
+        {"private_learning_rate": 4e-2, "ignore_mask": True, "private_batch_size": 128, "epochs": 3},
+        {"private_learning_rate": 8e-2, "ignore_mask": True, "private_batch_size": 128, "epochs": 3},
+        {"private_learning_rate": 4e-2, "ignore_mask": True, "private_batch_size": 64, "epochs": 3},
     ),
     "dpsgd": ({"learning_rate": 2e-2}, {"learning_rate": 4e-2}, {"learning_rate": 8e-2}),
     "jft": ({"private_learning_rate": 2e-3}, {"private_learning_rate": 1e-2}),
@@ -47,7 +50,7 @@ SEARCH = Study(
     "search", "Ours", "the search for learning rates, on the validation split", "(no such table in the papers.)",
     tuple(
         Row(f"{method}, {', '.join(f'{name} {value:g}' for name, value in options.items())}", ORIGINAL, "lstm", method, {**WHOLE, "missed": 0.1},
-            {"epsilon": 2.74, **options}, start="public lines" if method == "crt" else None, size="large")
+            {"epsilon": 2.74, "private_batch_size": 256, "epochs": 6, **options}, start="public lines" if method == "crt" else None, size="large")
         for method, some in SEARCHED.items() for options in some
     ) + tuple(
         Row(f"dpsgd on SST-2, learning_rate {rate:g}", SST2, "encoder", "dpsgd", {"policy": "low-entity"}, {"learning_rate": rate}) for rate in (3e-3, 1e-2, 3e-2)

@@ -235,7 +235,7 @@ model's own vocabulary, so that rows compare; "non-secret" and "secret" are toke
 stands below each table, and its assumptions in the certificate: `confide verify RUN`.
 "ε as the papers count" is an added or removed record, Rényi accounting with the old conversion: the number which S-DP would print, and no
 bound. A Bayesian ε is about a secret that the policy misses with the stated probability, by an independent coin. ± is the standard deviation
-over seeds. Exposure is in bits, of 10^6 candidates: an unseen canary averages 1.44, the largest of ten 4.23. "MIA, AUC" compares records that
+over seeds; brackets hold a 95 % interval of a single run, by the records it was judged on (of exposure: as wide as that of unseen canaries). Exposure is in bits, of 10^6 candidates: an unseen canary averages 1.44, the largest of ten 4.23. "MIA, AUC" compares records that
 were trained on with held-out ones, with a baseline that never sees the model beside it; "as CRT counts" is that paper's game, with its chance
 level beside it.
 """

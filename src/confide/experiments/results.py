@@ -19,28 +19,34 @@ from .scales import Scale
 from .study import Check, Planned, Study, jobs
 
 UNMEASURED = "not measured yet"
-FEWEST = 3  # runs that tell whether a row is at chance
+FEWEST = 3  # seeds that give an interval
 Key = tuple[str, float | None]  # a row's name, and the value of the sweep
 
 
 @dataclass(frozen=True)
 class Point:
-    """Mean and standard deviation of a column over seeds."""
+    """Mean and standard deviation of a column over seeds, and a 95 % interval of the mean, if one is known."""
 
     mean: float
     deviation: float
     number: int
+    interval: tuple[float, float] | None = None
 
-    @property
-    def error(self) -> float:
-        """Half of a 95 % interval of the mean, by Student's t."""
+
+def _point(rows: Sequence[dict[str, Any]], column: str) -> Point:
+    """The interval is Student's over seeds; of fewer than `FEWEST` runs it is their own, by the records they were judged on."""
+    found = [row[column] for row in rows]
+    if not all(map(math.isfinite, found)):
+        return Point(math.inf, 0.0, len(found))
+    mean, deviation, interval = statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else 0.0, None
+    if len(found) >= FEWEST:
         from scipy.stats import t
 
-        return (
-            float(t.ppf(0.975, self.number - 1)) * self.deviation / math.sqrt(self.number)
-            if self.number > 1
-            else math.inf
-        )
+        half = float(t.ppf(0.975, len(found) - 1)) * deviation / math.sqrt(len(found))
+        interval = mean - half, mean + half
+    elif all(f"{column}_low" in row for row in rows):
+        interval = tuple(statistics.fmean(row[f"{column}_{end}"] for row in rows) for end in ("low", "high"))  # type: ignore[assignment]
+    return Point(mean, deviation, len(found), interval)
 
 
 @dataclass(frozen=True)
@@ -54,15 +60,8 @@ class Result:
     refused: tuple[str, ...]  # runs that do not count, with the reason
 
     def point(self, key: Key, column: str) -> Point | None:
-        found = [row[column] for row in self.rows if (row["row"], row["value"]) == key and row.get(column) is not None]
-        if not found:
-            return None
-        finite = all(map(math.isfinite, found))
-        return Point(
-            statistics.fmean(found) if finite else math.inf,
-            statistics.stdev(found) if len(found) > 1 and finite else 0.0,
-            len(found),
-        )
+        rows = [row for row in self.rows if (row["row"], row["value"]) == key and row.get(column) is not None]
+        return _point(rows, column) if rows else None
 
     @property
     def keys(self) -> list[Key]:
@@ -170,7 +169,9 @@ def show(column: str, point: Point | None) -> str:
     digits = 1 if point.mean >= 100 else 2 if point.mean >= 1 else 3
     if point.mean >= 1e5:
         return f"{point.mean:.1e}"
-    spread = f" ± {point.deviation:.{digits}f}" if point.number > 1 else ""
+    if point.number > 1:
+        return f"{point.mean:.{digits}f} ± {point.deviation:.{digits}f}"
+    spread = "" if point.interval is None else f" [{point.interval[0]:.{digits}f}, {point.interval[1]:.{digits}f}]"
     return f"{point.mean:.{digits}f}{spread}"
 
 
@@ -185,20 +186,19 @@ def holds(check: Check, result: Result) -> tuple[bool | None, str]:
         low, high = points[0], points[-1]
         if low[0] == high[0]:
             return None, "measured at one value only"
-        rises = high[1].mean > low[1].mean
         said = f"{show(check.column, low[1])} at {low[0]:g}, {show(check.column, high[1])} at {high[0]:g}"
-        return rises == (check.kind == "rises"), said
+        under, over = (low[1], high[1]) if check.kind == "rises" else (high[1], low[1])
+        if under.mean >= over.mean:
+            return False, said
+        if under.interval is None or over.interval is None or under.interval[1] < over.interval[0]:
+            return True, said
+        return None, f"{said}: the intervals overlap"
     if check.kind == "chance":
-        worst = max(points, key=lambda one: one[1].mean)
-        pooled = [row[check.column] for row in result.rows if row["row"] == first and row.get(check.column) is not None]
-        if len(pooled) < FEWEST:
-            return (
-                None,
-                f"{len(pooled)} of the {FEWEST} runs that it takes to tell; so far {worst[1].mean:.2f}, chance {check.level:g}",
-            )
-        mean = Point(statistics.fmean(pooled), statistics.stdev(pooled), len(pooled))
-        said = f"mean {mean.mean:.2f} ± {mean.error:.2f} (95 %) over {mean.number} runs, chance {check.level:g}"
-        return mean.mean - mean.error <= check.level, f"{said}; largest at one value {worst[1].mean:.2f}"
+        said = "; ".join(f"{show(check.column, point)} at {value:g}" for value, point in points if value is not None)
+        said = f"{said or show(check.column, points[0][1])}; chance {check.level:g}"
+        if any(point.interval is None for _, point in points):
+            return None, f"{said}; no interval is known of fewer than {FEWEST} runs"
+        return all(point.interval[0] <= check.level for _, point in points if point.interval), said
     second = check.rows[1]
     pairs = []
     for value, point in points:

@@ -27,7 +27,8 @@ SCREENING: dict[str, Options] = {
 
 @dataclass(frozen=True)
 class Scale:
-    """`documents`: the first so many of a corpus's training split; `large`: of a row's that needs many. `steps`: values of a sweep at most."""
+    """`documents`: the first so many of a corpus's training split; `small`: at most, of a row that a few do for; `large`: of a row that
+    needs many. `steps`: values of a sweep at most."""
 
     name: str
     seeds: int
@@ -36,6 +37,7 @@ class Scale:
     models: Mapping[str, Options]
     methods: Mapping[str, Options]
     documents: Mapping[str, int | None] = field(default_factory=dict)
+    small: int | None = None
     large: int | None = None
     judged: Mapping[str, int] = field(default_factory=dict)  # a model's number of tests, in place of `tests`
     steps: int = 100
@@ -51,9 +53,10 @@ class Scale:
 
     def part(self, model: str, corpus: str, size: str) -> int | None:
         """How many documents of a corpus are trained on; None: all."""
-        if self.name == "smoke" or size == "part":
-            return self.documents.get(f"{model} {corpus}", self.documents.get(corpus))
-        return self.large if size == "large" else None
+        if self.name != "smoke" and size in ("large", "all"):
+            return self.large if size == "large" else None
+        found = self.documents.get(f"{model} {corpus}", self.documents.get(corpus))
+        return min((one for one in (found, self.small) if one is not None), default=None) if size == "small" else found
 
     def training(self, model: str, method: str, corpus: str, size: str = "part") -> Options:
         """Options from the general to the special: the model's, the method's, the method's for this model, corpus, and size."""
@@ -63,7 +66,7 @@ class Scale:
             f"{model} {method}",
             f"{model} {corpus}",
             f"{model} {method} {corpus}",
-            *((f"{model} {method} many",) if size != "part" else ()),
+            *((f"{model} {method} many",) if size in ("large", "all") else ()),
             f"{model} {method} {size}",
         ):
             found |= self.methods.get(name, {})
@@ -119,8 +122,8 @@ def _two_cores() -> Scale:
     }
     tuned: Options = {"schedule": "linear", "warmup": 0.06, "validation_share": 0.02}
     return Scale(
-        "cpu", seeds=3, tests=300, judged={"pretrained": 100, "encoder": 872}, samples=1000, outside=WIKITEXT, steps=3, large=4000,
-        documents={ORIGINAL: 3000, SIMULATED: 3000, f"gpt {ORIGINAL}": 1500, MULTIWOZ: 1200, WIKITEXT: 300, ABCD: 100, SST2: 6000, f"pretrained {WIKITEXT}": 200},
+        "cpu", seeds=3, tests=300, judged={"pretrained": 100, "encoder": 872}, samples=1000, outside=WIKITEXT, steps=3, small=1000, large=4000,
+        documents={ORIGINAL: 3000, SIMULATED: 3000, f"gpt {ORIGINAL}": 1000, MULTIWOZ: 600, WIKITEXT: 300, ABCD: 100, SST2: 6000, f"pretrained {WIKITEXT}": 200},
         models={
             "lstm": lstm,
             "gpt": {**lstm, "model": "gpt2-tiny", "learning_rate": 2e-3},
@@ -140,7 +143,7 @@ def _two_cores() -> Scale:
             "lstm sdp many": {"epochs": 4, "private_learning_rate": 2e-3, "validation_share": 0.05},
             "lstm dpsgd many": {"epochs": 6, "learning_rate": 4e-2, "validation_share": 0.05},
             "lstm jft many": {"epochs": 3, "phase1_epochs": 4, "learning_rate": 4e-3, "batch_size": 64, "private_learning_rate": 2e-3, "validation_share": 0.05},
-            **{f"lstm {name} large": {"private_batch_size": 256, "epochs": 6} for name in ("crt", "dpsgd", "sdp", "jft")},
+            **{f"lstm {name} large": {"private_batch_size": 128, "epochs": 3} for name in ("crt", "dpsgd", "sdp", "jft")},
             "lstm plain large": {"epochs": 8}, "lstm redacted large": {"epochs": 8},
             **{f"pretrained {name}": {"epsilon": 3.0, "delta": 1e-6, "clip_norm": 0.1, "private_batch_size": 64, "learning_rate": 1e-3,
                                       "private_learning_rate": 1e-3} for name in PRIVATE},
