@@ -61,6 +61,11 @@ def changed(value):
     return value + "x"
 
 
+def test_a_folder_without_a_certificate_is_told_why_there_is_none(tmp_path):
+    with pytest.raises(BadInput, match="baselines, which add no noise, never have one"):
+        verify(tmp_path)
+
+
 def test_any_changed_leaf_is_caught(original):
     """All of them: what is compared is everything that `verify` rebuilds."""
     rebuilt = verify(original).certificate

@@ -69,9 +69,11 @@ def test_a_ledger_that_was_cut_is_not_gone_on_with_though_no_checkpoint_tells(co
         ({"method": "jft", "ignore_mask": True}, "--ignore-mask changes nothing for jft"),
         ({"method": "sdp", "segments": 3}, "--segments changes nothing for sdp --variant sound"),
         ({"method": "plain", "ignore_mask": True}, "--ignore-mask changes nothing for plain"),
+        ({"dropout": 1.0}, "--dropout must be below 1"),
+        ({"lora": 4, "model": "lstm:hidden_size=16"}, "the LSTM has none"),
     ],
 )
-def test_options_that_change_nothing_are_refused(corpus, small, choices, says):
+def test_options_that_change_nothing_or_cannot_be_are_refused(corpus, small, choices, says):
     with pytest.raises(BadInput, match=says):
         make_plan(corpus / "screened", **small(**choices))
 

@@ -39,7 +39,11 @@ def verify(path: str | Path, ledger_path: str | Path | None = None) -> Verified:
     """
     path = Path(path)
     if path.is_dir():
-        path = path / "certificate.json"
+        folder, path = path, path / "certificate.json"
+        if not path.exists():
+            raise BadInput(
+                f"{folder} holds no certificate.json: one is issued when a run of crt, dpsgd, jft or sdp ends; baselines, which add no noise, never have one"
+            )
     stated = load(path)
     chain = stated.get("ledger")
     if not isinstance(chain, Mapping) or not isinstance(chain.get("length"), int):

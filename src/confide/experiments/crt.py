@@ -50,7 +50,7 @@ FIGURE_2 = Study(
     "fig2", "CRT, Figure 2", "perplexity against Bayesian ε, a point an epoch, a tenth of the secrets missed",
     "CRT lies left of DP-SGD and S-DP (less ε) at about the perplexity of training without privacy.",
     tuple(
-        Row(f"{method} {model}, {NAMES[corpus]}", corpus, model, method, screen={"missed": 0.1})
+        Row(f"{method} {model}, {NAMES[corpus]}", corpus, model, method, screen={"missed": 0.1}, size="small")
         for corpus in (ORIGINAL, MULTIWOZ)
         for model, methods in (("lstm", ("plain", "sdp", "dpsgd", "crt")), ("gpt", ("plain", "dpsgd", "crt")))
         for method in methods

@@ -136,6 +136,7 @@ def _two_cores() -> Scale:
             "public lines": {"epochs": 2},
             # Many dialogues a few times, not few of them often: the noise is the same, and is divided among more
             **{f"{model} {corpus}": {"epochs": 5, "validation_share": 0.1} for model in ("lstm", "gpt") for corpus in (ORIGINAL, SIMULATED, MULTIWOZ)},
+            **{f"{model} {WIKITEXT}": {"epochs": 6} for model in ("lstm", "gpt")},
             "lstm plain many": {"epochs": 6, "learning_rate": 4e-3, "batch_size": 64, "validation_share": 0.05},
             "lstm redacted many": {"epochs": 6, "learning_rate": 4e-3, "batch_size": 64, "validation_share": 0.05},
             "lstm public lines many": {"epochs": 4, "learning_rate": 4e-3, "batch_size": 64, "validation_share": 0.05},

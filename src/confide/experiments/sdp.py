@@ -41,9 +41,9 @@ def _trade_off(name: str, number: int, corpus: str) -> Study:
     noised = Sweep("noise", NOISES, "noise")
     free = {"epsilon": None}
     rows = (
-        Row("plain", corpus, "lstm", "plain", {**WHOLE, "canaries": "sdp"}, swept=False),
-        Row("dpsgd", corpus, "lstm", "dpsgd", {**WHOLE, "canaries": "sdp"}, free),
-        Row("sdp as in the paper", corpus, "lstm", "sdp", {**WHOLE, "canaries": "sdp"}, {**free, **PAPER}),
+        Row("plain", corpus, "lstm", "plain", {**WHOLE, "canaries": "sdp"}, swept=False, size="small"),
+        Row("dpsgd", corpus, "lstm", "dpsgd", {**WHOLE, "canaries": "sdp"}, free, size="small"),
+        Row("sdp as in the paper", corpus, "lstm", "sdp", {**WHOLE, "canaries": "sdp"}, {**free, **PAPER}, size="small"),
     )
     return Study(
         name, f"S-DP, Figure {number}", f"perplexity, exposure and membership by noise, on {NAMES[corpus]}",
@@ -89,7 +89,7 @@ FIGURE_7 = Study(
     "sdp-fig7", "S-DP, Figure 7", "the effect of noise and clipping norm",
     "perplexity rises with the noise, and depends on the clipping norm.",
     tuple(
-        Row(f"sdp as in the paper, C = {clip:g}", ORIGINAL, "lstm", "sdp", WHOLE, {"epsilon": None, "clip_norm": clip, **PAPER}) for clip in (1e-3, 5e-3, 5e-2)
+        Row(f"sdp as in the paper, C = {clip:g}", ORIGINAL, "lstm", "sdp", WHOLE, {"epsilon": None, "clip_norm": clip, **PAPER}, size="small") for clip in (1e-3, 5e-3, 5e-2)
     ),
     ("epsilon", "paper_epsilon", "ppl", "ppl_secret"), Sweep("noise", NOISES, "noise"), y="ppl",
     checks=(Check("rises", ("sdp as in the paper, C = 0.005",), "ppl", "perplexity rises with the noise"),),

@@ -28,7 +28,7 @@ class Row:
         None  # "public lines": a model that was trained without noise on the lines that neither policy flags
     )
     swept: bool = True  # False: it does not depend on what is swept
-    size: str = "part"  # of the corpus: the scale's part of it, a "large" one, or "all"
+    size: str = "part"  # of the corpus: the scale's part of it, a "small" or a "large" one, or "all"
     documents: int | None = None  # so many, at every scale
 
 

@@ -233,6 +233,10 @@ class Options:
         if name := next((name for name in idle if name in given), None):
             variant = " --variant sound" if name in OWN["sdp"] else ""
             raise BadInput(f"{option(name)} changes nothing for {self.method}{variant}; leave it out")
+        if self.dropout == 1:
+            raise BadInput("--dropout must be below 1: at 1 nothing is left to learn from")
+        if self.lora is not None and self.model.partition(":")[0] == "lstm":
+            raise BadInput("--lora adapts linear layers and the LSTM has none; leave it out, and the LSTM is trained in full")
         if self.momentum and (self.optimizer != "sgd" or self.momentum == 1):
             raise BadInput("--momentum is below 1 and belongs to --optimizer sgd; adam and adamw have their own")
         if self.task == "classify" and len(self.classes) < 2:
