@@ -12,6 +12,12 @@ _SAMPLERS = {
     "shuffled": "Each record takes part exactly once an epoch; no amplification is claimed.",
     "public": "Who takes part in a step may be public; no amplification is claimed.",
 }
+_STARTS = {
+    "outside": "The initial weights and the vocabulary were made without the private records.",
+    "unflagged-lines": "The vocabulary was made without the private records, and the initial weights from nothing of them but the lines that no policy "
+    "flags when it looks at a line alone, with a constant in place of every other line; a secret lies inside one line, and the line "
+    "stays flagged when <MASK> stands in the secret's place.",
+}
 
 
 def assumptions(setting: Setting, evidence: Redraws | Review | None, selected: bool = False) -> list[dict[str, str]]:
@@ -26,7 +32,7 @@ def assumptions(setting: Setting, evidence: Redraws | Review | None, selected: b
         "ledger": "Every use of private records that influenced the model is in the ledger, discarded runs included.",
         "public-part": "Noiseless steps see only the public part, the released iterates and public constants (schedules, "
         "step counts, early stopping and the vocabulary included).",
-        "start": "The initial weights and the vocabulary were made without the private records.",
+        "start": _STARTS[setting.weights],
         "policies": "Both policies look at one record at a time and were fixed before they saw the corpus; literal <MASK> "
         "was escaped at intake; a record that holds a mask or a hit is private.",
         "record-alignment": "Records are split before screening and never packed, concatenated or split again.",
@@ -106,6 +112,8 @@ def not_promised(setting: Setting) -> list[str]:
     ]
     if setting.method == "sdp":
         return ["Tokens that the policy misses have no guarantee at all.", *found]
+    if setting.weights == "unflagged-lines":
+        found.insert(0, "A secret in a line that no policy flags was in the initial weights without noise and has no guarantee.")
     if setting.conservative != "everything" and setting.method == "crt":
         found.insert(0, "A secret that no policy flags is trained on without noise and has no guarantee.")
     if setting.method == "jft" and setting.jft_phase1 != "noised":

@@ -137,6 +137,8 @@ def _whose(accounts: Accounts) -> str:
     setting = accounts.setting
     if accounts.conditional:
         return "secrets that phase 1's redaction caught, treating the record alike with and without them"
+    if setting.weights == "unflagged-lines":
+        return "secrets inside a line that, looked at alone, the policy or the conservative policy flags"
     if setting.method != "crt" or setting.conservative == "everything":
         return "all secrets (every record is private)"
     if setting.recall_class is not None:

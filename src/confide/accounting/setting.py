@@ -24,6 +24,7 @@ CHOICES = {
     "order": ("redact-dedup", "dedup-redact"),
     "dedup": ("off", "exact", "bloom", "near"),
     "units_per_record": ("one", "several"),
+    "weights": ("outside", "unflagged-lines"),
     "vocabulary": ("pretrained", "public", "external", "private"),
     "normaliser": ("constant", "realised"),
     "coins": ("os-entropy", "seeded"),
@@ -64,6 +65,7 @@ class Setting:
     subject: str = ""  # what the run is about, in words
     sdp_variant: str = "sound"
     jft_phase1: str = "direct"
+    weights: str = "outside"  # what the initial ones were made from
     evidence: str = ""  # hash of the labelled evidence, fixed before training; empty: none was named
 
     def __post_init__(self) -> None:
@@ -172,8 +174,9 @@ class Setting:
         return max(self.k_missed, self._survivors)
 
     def to_plain(self) -> dict[str, Any]:
-        """For the ledger; a setting that names no evidence looks as it did before settings could name any."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "evidence" or value}
+        """For the ledger; a setting looks as it did before there were the fields that came later, where they say nothing new."""
+        later = {"evidence": "", "weights": "outside"}
+        return {name: value for name, value in dataclasses.asdict(self).items() if (name, value) not in later.items()}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Setting:
@@ -262,6 +265,11 @@ _REFUSALS: tuple[tuple[Callable[[Setting], bool], str], ...] = (
         lambda s: s.normaliser == "realised",
         "gradients were divided by the realised batch size, which depends on the private sample; divide by a public "
         "constant such as rate times records",
+    ),
+    (
+        lambda s: s.weights != "outside" and (s.method not in ("crt", "dpsgd") or bool(s.evidence)),
+        "initial weights from unflagged lines of the same documents are proven for crt and dpsgd, and without a review, which counts what "
+        "becomes public by records and not by lines; start from outside weights",
     ),
     (
         lambda s: s.method == "sdp" and s.mask_records == "drop",

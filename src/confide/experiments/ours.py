@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .scales import ORIGINAL, SST2
+from .scales import ORIGINAL, SIMULATED, SST2
 from .study import Check, Row, Study, Sweep
 
 WHOLE = {"unit": "document", "dedup": "off"}
@@ -33,37 +33,38 @@ TRADE_OFF = Study(
     "a model that was trained without noise on the dialogues with a constant in place of every turn that a policy flags: text that stays the same whatever "
     "a flagged secret was.",
 )  # fmt: skip
-SEARCHED = {
-    "crt": (
-        {"private_learning_rate": 1e-2},
-        {"private_learning_rate": 2e-2},
-        {"private_learning_rate": 4e-2},
-        {"private_learning_rate": 4e-2, "ignore_mask": True},
-        {"private_learning_rate": 4e-2, "ignore_mask": True, "private_batch_size": 128, "epochs": 3},
-        {"private_learning_rate": 8e-2, "ignore_mask": True, "private_batch_size": 128, "epochs": 3},
-        {"private_learning_rate": 4e-2, "ignore_mask": True, "private_batch_size": 64, "epochs": 3},
+SEARCHED: dict[str, tuple[dict[str, float], ...]] = {
+    "dpsgd": (
+        {"learning_rate": 2e-2},
+        {"learning_rate": 4e-2},
+        {"learning_rate": 8e-2},
+        {"learning_rate": 4e-2, "clip_norm": 0.5},
+        {"learning_rate": 4e-2, "private_batch_size": 256, "epochs": 6},
     ),
-    "dpsgd": ({"learning_rate": 2e-2}, {"learning_rate": 4e-2}, {"learning_rate": 8e-2}),
+    "crt": ({"private_learning_rate": 2e-2}, {"private_learning_rate": 4e-2}, {"private_learning_rate": 8e-2}),
     "jft": ({"private_learning_rate": 2e-3}, {"private_learning_rate": 1e-2}),
 }
 SEARCH = Study(
-    "search", "Ours", "the search for learning rates, on the validation split", "(no such table in the papers.)",
+    "search", "Ours", "the search for learning rate, clipping norm, batch size and epochs, on the validation split", "(no such table in the papers.)",
     tuple(
-        Row(f"{method}, {', '.join(f'{name} {value:g}' for name, value in options.items())}", ORIGINAL, "lstm", method, {**WHOLE, "missed": 0.1},
-            {"epsilon": 2.74, "private_batch_size": 256, "epochs": 6, **options}, start="public lines" if method == "crt" else None, size="large")
+        Row(f"{method}, {', '.join(f'{name} {value:g}' for name, value in options.items())}", SIMULATED, "lstm", method, {**WHOLE, "missed": 0.1},
+            {"epsilon": 2.74, **options, **({"ignore_mask": True} if method == "crt" else {})}, start="public lines" if method == "crt" else None, size="large")
         for method, some in SEARCHED.items() for options in some
     ) + tuple(
-        Row(f"dpsgd on SST-2, learning_rate {rate:g}", SST2, "encoder", "dpsgd", {"policy": "low-entity"}, {"learning_rate": rate}) for rate in (3e-3, 1e-2, 3e-2)
+        Row(f"dpsgd on SST-2, learning_rate {rate:g}", SST2, "encoder", "dpsgd", {"policy": "low-entity"}, {"learning_rate": rate}) for rate in (3e-3, 1e-2)
     ),
     ("epsilon", "ppl", "ppl_non_secret", "ppl_secret", "class_accuracy"), split="valid",
-    notes="Every run of a search on the same private records is a release of its own: whoever chooses by them spends them all. Together they cost less than "
-    "the sum of their ε, and `confide train --tuning-runs` counts them; the certificates of the other tables are those of single runs, and do not.",
+    notes="CustomerSim's options were chosen on dialogues that confide simulates: nobody's secrets are in them, and the choice costs no ε. "
+    "(An earlier search on the original corpus had come to the same learning rates; whoever counts it has to compose its runs with the headline's.) "
+    "Those of SST-2 were chosen on the sentences that are trained on: every such run is a release of its own, and the line above says what they cost together. "
+    "The certificates of the other tables are those of single runs; `confide train --tuning-runs` counts a search.",
 )  # fmt: skip
 HEADLINE = Study(
     "headline", "Ours", "the headline: CustomerSim at a sound ε of at most 2.74, against the published 10.42",
     "S-DP reports 10.42 at ε 2.74, which is not sound (469 when the states are counted).",
     (
-        Row("crt, dialogues", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"epsilon": 2.5, "ignore_mask": True}, start="public lines", size="all"),
+        Row("crt, dialogues", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74, "ignore_mask": True}, start="public lines", size="all"),
+        Row("crt, dialogues, ε = 8", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"epsilon": 8, "ignore_mask": True}, start="public lines", size="all"),
         Row("jft, dialogues (caught secrets)", ORIGINAL, "lstm", "jft", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74}, size="all"),
         Row("dpsgd, dialogues", ORIGINAL, "lstm", "dpsgd", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74}, size="all"),
         Row("plain, dialogues", ORIGINAL, "lstm", "plain", {**WHOLE, "missed": 0.1}, size="all"),

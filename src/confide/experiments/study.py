@@ -143,6 +143,7 @@ def _job(study: Study, row: Row, value: float | None, seed: int, scale: Scale) -
             public_only=True,
         )
         train.pop("vocabulary_size", None)
+        train["weights_from"] = "unflagged-lines"
     return Job(
         row.corpus, screen, train, attack, documents, tests, study.split, vocabulary, start, each_epoch=study.each_epoch
     )

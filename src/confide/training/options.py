@@ -20,6 +20,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "clipping": ("flat", "automatic", "per-layer"),
     "variant": ("sound", "paper"),
     "phase1": ("direct", "hand-screened", "noised"),
+    "weights_from": ("outside", "unflagged-lines"),
     "validate_on": ("unflagged", "all"),
     "keep": ("last", "best"),
     "precision": ("fp32", "bf16"),
@@ -53,6 +54,8 @@ HELP: dict[str, str] = {
     "tokenizer": "A folder or hub name, if not the model's own.",
     "vocabulary_from": "Outside text from which a vocabulary is made.",
     "vocabulary_size": "Tokens of a vocabulary that is made here.",
+    "weights_from": "What the weights of --model were made from: outside text, or unflagged-lines, these documents with a constant in "
+    "place of every line that a policy flags; the certificate says so.",
     "special_tokens": "Tokens to add, with commas, such as 'SYS:,USR:'.",
     "from_scratch": "Take a model's configuration, not its weights.",
     "lora": "Train LoRA adapters of this rank instead of all weights.",
@@ -117,6 +120,7 @@ class Options:
     vocabulary_size: int = 8192
     special_tokens: tuple[str, ...] = ()
     from_scratch: bool = False
+    weights_from: str = "outside"
     lora: int | None = None
     max_length: int | None = None
     epochs: int = 3
@@ -237,6 +241,8 @@ class Options:
             raise BadInput("--dropout must be below 1: at 1 nothing is left to learn from")
         if self.lora is not None and self.model.partition(":")[0] == "lstm":
             raise BadInput("--lora adapts linear layers and the LSTM has none; leave it out, and the LSTM is trained in full")
+        if self.weights_from != "outside" and (self.method not in ("crt", "dpsgd") or self.review is not None):
+            raise BadInput(f"--weights-from {self.weights_from} is proven for crt and dpsgd without --review; start from outside weights")
         if self.momentum and (self.optimizer != "sgd" or self.momentum == 1):
             raise BadInput("--momentum is below 1 and belongs to --optimizer sgd; adam and adamw have their own")
         if self.task == "classify" and len(self.classes) < 2:

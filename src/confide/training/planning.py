@@ -297,6 +297,7 @@ def _setting(screened: Screened, options: Options, sizes: dict[str, int], phases
         "sdp_variant": options.variant,
         "vocabulary": vocabulary_kind(options),
         "jft_phase1": options.phase1,
+        "weights": options.weights_from,
         "subject": f"{options.method} of {_name(options.model)} on {screened.folder.name}",
     }
     if options.method == "sdp" and options.variant == "paper":
