@@ -346,7 +346,10 @@ def _labelled(words: str, acts: Any, where: str, by_token: bool) -> tuple[list[S
     spans: list[Span] = []
     values: set[tuple[str, str]] = set()
     tokens = [match.span() for match in re.finditer(r"\S+", words)]
-    for label in acts.get("span_info", ()) if isinstance(acts, dict) else ():
+    labels = acts.get("span_info", []) if isinstance(acts, dict) else []
+    if not isinstance(labels, list):
+        raise BadInput(f"{where}: span_info is not a list")
+    for label in labels:
         if not isinstance(label, list) or len(label) != 5 or not isinstance(label[1], str):
             raise BadInput(f"{where}: span_info is not a list of [act, slot, value, start, end]")
         _, slot, _, start, end = label
@@ -422,7 +425,7 @@ def _abcd(find: Find, split: str) -> Iterator[Text]:
         where = f"{path}, {folder} conversation {number}"
         turns: list[tuple[str, str, tuple[Span, ...]]] = []
         for turn in _get(one, "original", list, where):
-            if not isinstance(turn, list) or len(turn) != 2 or turn[0] not in _TAGS or not isinstance(turn[1], str):
+            if not isinstance(turn, list) or list(map(type, turn)) != [str, str] or turn[0] not in _TAGS:
                 raise BadInput(f"{where}: a turn is not [agent, customer or action; text]")
             turns.append((_TAGS[turn[0]], turn[1], ()))
         text, _ = _joined(turns, "\n\n")
@@ -481,6 +484,8 @@ def _glue(
     if split == "test":
         return read()
     count = sum(1 for _ in read())
+    if count < 2:
+        raise BadInput(f"{path} has {count} rows, too few to train on some and validate on others")
     border = count - (HELD_OUT if count >= 10 * HELD_OUT else max(1, count // 10))
     return islice(read(), 0, border) if split == "train" else islice(read(), border, None)
 
@@ -525,6 +530,12 @@ _ALL = (
         "A small one of the same simulator, to try things with: 200 dialogues to train and 20 each to validate and to test",
         "It is made on the spot and needs no data.",
         _customersim, options={"count": 200, "seed": 0, "crowd": 240},
+    ),
+    Corpus(
+        "customersim-other",
+        "Other small ones, whose words make a vocabulary that owes nothing to the first",
+        "It is made on the spot and needs no data.",
+        _customersim, options={"count": 200, "seed": 1, "crowd": 240},
     ),
     Corpus(
         "customersim-original",

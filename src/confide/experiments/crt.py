@@ -23,8 +23,13 @@ ATTACKED = tuple(
     for corpus in NAMES for model, methods in METHODS.items() for method in methods
 )  # fmt: skip
 SWEEP = Sweep("share missed", MISSED)
-SHOWN = ("epsilon", "line_ppl_non_secret", "exposure_mean", "exposure_max", "mia_auc", "mia_blind", "group_auc", "paper_mia", "paper_mia_chance",
-         "paper_group", "paper_group_chance")  # fmt: skip
+SHOWN = {
+    "exposure_mean": ("exposure_mean", "exposure_max", "canaries"),
+    "mia_auc": ("mia_auc", "mia_blind", "paper_mia", "paper_mia_chance"),
+    "group_auc": ("group_auc", "paper_group", "paper_group_chance"),
+}
+# The papers' own games tell members from other kinds of text: a model that learned nothing of the members may win them
+GAMES = 'In the paper\'s own game (the row "as CRT counts") members are real and non-members random strings: a difference of kinds, which a model that never saw the members may tell as well. '
 
 
 def _against_missed(name: str, number: int, title: str, column: str, claim: str, level: float) -> Study:
@@ -35,22 +40,21 @@ def _against_missed(name: str, number: int, title: str, column: str, claim: str,
             checks += [Check("rises", (f"redacted {of}",), column, f"redacted {of} rises with the share missed")]
             if model == "lstm":
                 checks += [Check("rises", (f"sdp {of}",), column, f"sdp {of} rises with the share missed")]
-            checks += [Check("chance", (f"crt {of}",), column, f"crt {of} stays at chance", level)]
-    shown = tuple(
-        one for one in SHOWN if one.startswith(column.partition("_")[0]) or one in ("epsilon", "line_ppl_non_secret")
-    )
+            checks += [Check("chance", (f"crt {of}",), column, f"crt {of} is not told from chance", level)]
     return Study(
-        name, f"CRT, Figure {number}", title, claim, ATTACKED, shown, SWEEP, y=column, checks=tuple(checks), attack=("exposure", "membership"),
-        notes="Perplexity on lines shows how much of the corpus each model has learned: a model that knows little is at chance too. All secrets of one value are missed together, so that a canary is missed with all its copies or "
+        name, f"CRT, Figure {number}", title, claim, ATTACKED, ("epsilon", "line_ppl_non_secret", *SHOWN[column]), SWEEP, y=column, checks=tuple(checks), attack=("exposure", "membership"),
+        notes=("" if column == "exposure_mean" else GAMES) + "Perplexity on lines shows how much of the corpus each model has learned: a model that knows little is at chance too. All secrets of one value are missed together, so that a canary is missed with all its copies or "
         "with none. Dedup is a part of crt, as in the paper, and of no other method; `crt without dedup` trains on all 20 copies, and its ε is for one. The ε of sdp is about marked tokens and does not compare.",
     )  # fmt: skip
 
 
+# Without canaries: policies of which a finding does not depend on the text around it, which a Bayesian ε takes (guarantees §3)
+POLICY = {ORIGINAL: "customersim:{people}", MULTIWOZ: "patterns"}
 FIGURE_2 = Study(
     "fig2", "CRT, Figure 2", "perplexity against Bayesian ε, a point an epoch, a tenth of the secrets missed",
     "CRT lies left of DP-SGD and S-DP (less ε) at about the perplexity of training without privacy.",
     tuple(
-        Row(f"{method} {model}, {NAMES[corpus]}", corpus, model, method, screen={"missed": 0.1}, size="small")
+        Row(f"{method} {model}, {NAMES[corpus]}", corpus, model, method, screen={"missed": 0.1, "policy": POLICY[corpus]}, size="small")
         for corpus in (ORIGINAL, MULTIWOZ)
         for model, methods in (("lstm", ("plain", "sdp", "dpsgd", "crt")), ("gpt", ("plain", "dpsgd", "crt")))
         for method in methods

@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from hashlib import sha256
+from functools import cache
+from hashlib import file_digest, sha256
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -118,8 +119,11 @@ class Bench:
         return folder
 
     def digest(self, name: str, split: str) -> str:
-        found = json.loads((self.corpus(name) / "corpus.json").read_text(encoding="utf-8"))
-        return str(found["splits"][split]["sha256"])
+        return _digest(self.corpus(name) / f"{split}.jsonl")
+
+    def sdp_tokens(self, name: str, split: str, number: int) -> int:
+        """The tokens of the first dialogues of a split as S-DP counted them: line by line, the speaker's tag as one token."""
+        return _sdp_tokens(self.corpus(name) / f"{split}.jsonl", number, self)
 
     def tokenizer(self) -> Any:
         """The reference tokenizer; None where each model's own tokens count."""
@@ -200,6 +204,21 @@ class Bench:
         elif job.vocabulary is not None:
             found["vocabulary_from"] = str(self.corpus(job.vocabulary) / "train.jsonl")
         return found
+
+
+@cache
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+@cache
+def _sdp_tokens(path: Path, number: int, bench: Bench) -> int:
+    tokenizer = bench.tokenizer()
+    with open(path, encoding="utf-8") as file:
+        lines = [line for row in islice(file, number) for line in json.loads(row)["text"].split("\n")]
+    said = [re.sub(r"^(SYS|USR):", "", line).strip() for line in lines]
+    return len(lines) + sum(len(tokens) for tokens in tokenizer(said, add_special_tokens=False)["input_ids"])
 
 
 def _kept_of_attacks(text: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from ..accounting.events import PoissonGaussian
 from ..accounting.ledger import read_ledger
 from ..accounting.papers import crt_bayesian_at, rdp_epsilon
 from ..errors import Contradiction
-from .jobs import ATTACKS, EPOCHS, EVALUATION, FINISHED, UNTRAINED, Bench, Job
+from .jobs import ATTACKS, EPOCHS, EVALUATION, FINISHED, Bench, Job
+from .scales import ORIGINAL
 
 UNSEEN = 1 / math.log(2)  # bits: the mean exposure of a canary that was never trained on
 # Every number that a study may show, and what it is
@@ -25,6 +27,8 @@ COLUMNS: dict[str, str] = {
     "paper_epsilon": "ε as the papers count",
     "paper_bayesian": "Bayesian ε as CRT counts",
     "ppl": "PPL",
+    "ppl_sdp": "PPL per token of S-DP",
+    "ppl_non_secret_sdp": "PPL per token of S-DP, non-secret",
     "ppl_non_secret": "PPL, non-secret",
     "ppl_secret": "PPL, secret",
     "bits": "bits a character",
@@ -34,6 +38,7 @@ COLUMNS: dict[str, str] = {
     "class_accuracy": "accuracy",
     "exposure_max": "largest exposure",
     "exposure_mean": "mean exposure",
+    "canaries": "canaries trained on",
     "mia_auc": "MIA, AUC",
     "mia_blind": "AUC without the model",
     "group_auc": "group MIA, AUC",
@@ -48,8 +53,40 @@ COLUMNS: dict[str, str] = {
 }
 
 
+CERTIFIED = ("crt", "dpsgd", "jft")
+
+
 def numbers(job: Job, bench: Bench, missed: float = 0.1) -> dict[str, Any]:
     """All numbers of a finished job; those that were not measured are left out. `missed` is what Bayesian ε are about."""
+    folder, done = _checked(job, bench)
+    found: dict[str, Any] = {"run": folder.name, "seconds": round(sum(done["seconds"].values()))}
+    found |= _privacy(folder, missed) | done.get("published", {})
+    judged = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
+    found |= _utility(judged)
+    if job.corpus == ORIGINAL and not bench.own_tokens:
+        found |= _as_sdp_counts(judged["documents"], bench.sdp_tokens(job.corpus, job.split, job.tests))
+    if (folder / ATTACKS).exists():
+        found |= _attacked(json.loads((folder / ATTACKS).read_text(encoding="utf-8")))
+    return found
+
+
+def epochs(job: Job, bench: Bench, missed: float = 0.1) -> list[dict[str, Any]]:
+    """The same after every epoch, as far as it was judged then: utility, and ε of the steps so far."""
+    folder, _ = _checked(job, bench)
+    about = _privacy(folder, missed)
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for line in (folder / EPOCHS).read_text(encoding="utf-8").splitlines():
+        one = json.loads(line)
+        spent = sum(one["spent"].values())
+        row = {"epoch": one["epoch"] + 1, **_utility(one)}
+        if spent and about:
+            row |= about | _epsilons(folder, missed, spent)
+        found[one["phase"], one["epoch"]] = row  # a resumed run may have judged an epoch twice
+    return list(found.values())
+
+
+def _checked(job: Job, bench: Bench) -> tuple[Path, dict[str, Any]]:
+    """The folder of a finished job and its `job.json`, if it is this job's, on these data, under a certificate of its own that holds."""
     folder = bench.finished(job)
     if folder is None:
         raise Contradiction(f"{job.name} is not finished")
@@ -61,36 +98,26 @@ def numbers(job: Job, bench: Bench, missed: float = 0.1) -> dict[str, Any]:
             raise Contradiction(
                 f"{folder.name} was made from another {split} split of {job.corpus} than the one that lies here"
             )
-    found: dict[str, Any] = {"run": folder.name, "seconds": round(sum(done["seconds"].values()))}
-    found |= _privacy(folder, job, missed) | done.get("published", {})
-    found |= _utility(json.loads((folder / EVALUATION).read_text(encoding="utf-8")))
-    if (folder / ATTACKS).exists():
-        found |= _attacked(json.loads((folder / ATTACKS).read_text(encoding="utf-8")))
-    return found
+    if not (folder / "certificate.json").exists():
+        if job.train["method"] in CERTIFIED:
+            raise Contradiction(f"{folder.name} has lost its certificate")
+        return folder, dict(done)
+    certificate = verify(folder).certificate
+    for name, stated in (("method", certificate["method"]), ("delta", certificate["delta"])):
+        if stated != job.train[name]:
+            raise Contradiction(f"{folder.name} holds a certificate of another run: its {name} is not that of the run")
+    if certificate["unit"] != job.screen.get("unit", certificate["unit"]):
+        raise Contradiction(f"{folder.name} holds a certificate of another run: its unit is not that of the run")
+    return folder, dict(done)
 
 
-def epochs(job: Job, bench: Bench, missed: float = 0.1) -> list[dict[str, Any]]:
-    """The same after every epoch, as far as it was judged then: utility, and ε of the steps so far."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
-    folder = bench.finished(job) or bench.run(job)
-    for line in (folder / EPOCHS).read_text(encoding="utf-8").splitlines():
-        one = json.loads(line)
-        spent = sum(one["spent"].values())
-        row = {"epoch": one["epoch"] + 1, **_utility(one)}
-        if spent and (folder / "certificate.json").exists():
-            certificate = json.loads((folder / "certificate.json").read_text(encoding="utf-8"))
-            row |= _epsilons(folder, certificate, missed, spent)
-        found[one["phase"], one["epoch"]] = row  # a resumed run may have judged an epoch twice
-    return list(found.values())
-
-
-def _privacy(folder: Path, job: Job, missed: float) -> dict[str, Any]:
-    if job.train["method"] == UNTRAINED or not (folder / "certificate.json").exists():
+def _privacy(folder: Path, missed: float) -> dict[str, Any]:
+    if not (folder / "certificate.json").exists():
         return {}
-    verify(folder)
     certificate = json.loads((folder / "certificate.json").read_text(encoding="utf-8"))
     stated = [one for one in certificate["guarantees"] if one["epsilon"] is not None]
     found: dict[str, Any] = {name: certificate[name] for name in ("delta", "unit", "sampler")}
+    found["weights"] = certificate["setting"].get("weights", "outside")
     if stated:
         found |= {
             "epsilon": stated[0]["epsilon"],
@@ -98,29 +125,48 @@ def _privacy(folder: Path, job: Job, missed: float) -> dict[str, Any]:
             "k": stated[0]["k"],
             "adjacency": certificate["adjacency"]["name"],
         }
-    return _epsilons(folder, certificate, missed) | found
+    return _epsilons(folder, missed) | found
 
 
-def _epsilons(folder: Path, certificate: dict[str, Any], missed: float, steps: int | None = None) -> dict[str, float]:
-    """ε of a ledger's first private steps, soundly and by the papers' counts (which a certificate never holds)."""
+def events_of(folder: Path) -> list[PoissonGaussian]:
+    """The noised steps of a run's ledger."""
+    return [event for _, event in read_ledger(folder / "ledger.jsonl").spent if isinstance(event, PoissonGaussian)]
+
+
+def _epsilons(folder: Path, missed: float, steps: int | None = None) -> dict[str, float]:
+    """ε of a ledger's first private steps, soundly and by the papers' counts (which a certificate never holds).
+
+    A Bayesian ε is smaller than ε only for crt with a mask-consistent policy: DP-SGD trains on what the policy finds too, and of
+    JFT no finite one is known where phase 1 has no noise (guarantees §3 and §6).
+    """
     from ..accounting import curve
     from ..accounting.bayesian import slot_epsilon
 
-    spent = [event for _, event in read_ledger(folder / "ledger.jsonl").spent if isinstance(event, PoissonGaussian)]
-    if not spent:
-        return {}
-    first, count = spent[0], sum(event.count for event in spent)
-    event = PoissonGaussian(first.sampling_rate, first.noise_multiplier, min(count, steps or count))
-    delta, adjacency = certificate["delta"], certificate["adjacency"]["name"]
+    certificate = json.loads((folder / "certificate.json").read_text(encoding="utf-8"))
+    setting, delta, adjacency = certificate["setting"], certificate["delta"], certificate["adjacency"]["name"]
+    spent = events_of(folder)
+    if not spent or len({(one.sampling_rate, one.noise_multiplier) for one in spent}) > 1:
+        return {}  # two noises: the certificate's own ε stands for all
+    count = sum(one.count for one in spent)
+    event = replace(spent[0], count=min(count, steps or count))
     selective = adjacency == "selective"  # about marked tokens: counted as a substitution, and no miss rate enters it
     sound = curve([event], "substitution" if selective else adjacency, certificate["k"]["missed"])
     found = {"epsilon": sound.epsilon(delta), "paper_epsilon": rdp_epsilon(event, delta, conversion="old")}
-    if missed and not selective:
-        found |= {
-            "bayesian": slot_epsilon(sound, missed, delta),
-            "paper_bayesian": crt_bayesian_at(event, delta, missed),
-        }
+    if missed and setting["method"] in ("crt", "dpsgd"):
+        amplified = setting["method"] == "crt" and setting["mask_consistent"]
+        found["bayesian"] = slot_epsilon(sound, missed, delta) if amplified else found["epsilon"]
+    if missed and setting["method"] == "crt":
+        found["paper_bayesian"] = crt_bayesian_at(event, delta, missed)
     return found
+
+
+def _as_sdp_counts(part: dict[str, Any], tokens: int) -> dict[str, float]:
+    """Perplexities per token as S-DP counted them; those inside secrets are the same either way."""
+    secret = part["secret"]["reference_tokens"]
+    return {
+        "ppl_sdp": math.exp(part["nats"] / tokens),
+        "ppl_non_secret_sdp": math.exp(part["non_secret"]["nats"] / (tokens - secret)),
+    }
 
 
 def _utility(found: dict[str, Any]) -> dict[str, Any]:
@@ -146,7 +192,7 @@ def _attacked(found: dict[str, Any]) -> dict[str, Any]:
     if "max" in exposure:
         rows |= {"exposure_max": exposure["max"], "exposure_mean": exposure["mean"], "canaries": exposure["number"]}
         low, high = exposure["chance"]["mean_interval"]  # of as many canaries that were never trained on
-        rows |= {"exposure_mean_low": exposure["mean"] - (high - UNSEEN), "exposure_mean_high": exposure["mean"] + UNSEEN - low}
+        rows |= {"exposure_mean_low": max(0.0, exposure["mean"] - (high - UNSEEN)), "exposure_mean_high": exposure["mean"] + UNSEEN - low}
     membership = found.get("membership", {})
     if "strongest" in membership:
         rows |= _interval("mia_auc", membership["strongest"]["auc"])

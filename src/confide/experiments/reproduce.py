@@ -19,8 +19,8 @@ from ..errors import BadInput
 from . import crt, jft, ours, sdp
 from .jobs import Bench, Job, make
 from .results import Result, as_csv, collect, draw_study, left_of, section
-from .scales import MULTIWOZ, ORIGINAL, SCALES, SMALL, Scale
-from .study import Study, jobs
+from .scales import MULTIWOZ, ORIGINAL, SCALES, SIMULATED, SMALL, Scale
+from .study import Row, Study, jobs
 
 STUDIES: dict[str, Study] = {study.name: study for part in (crt, sdp, jft, ours) for study in part.STUDIES}
 Done = Callable[[Job], object]
@@ -55,9 +55,8 @@ def command(
     """What `confide reproduce` does: do what is left of some studies, or say what is left of all; and write the page."""
     size = scale_of(scale)
     bench = Bench(out, data, None if page is None else _kept(page), reference, own_tokens=size.name == "smoke")
-    studies = list(STUDIES.values()) if name is None else chosen(name)
-    if size.name == "smoke" and data is None:
-        studies = [_simulated(study) for study in studies]
+    named = {study.name for study in (STUDIES.values() if name is None else chosen(name))}
+    studies = [study for study in _all(size, bench) if study.name in named]
     if workers is not None:
         check_count("--workers", workers, high=1000)
     if seeds is not None:
@@ -87,16 +86,19 @@ def command(
             "file": str(page),
             "studies": [one.study.name for one in results],
             "left_out": [text for one in results for text in one.refused],
-            "unused": sorted({one.name for one in _kept(page).glob("*-*")} - _planned(size).keys()),
+            "unused": sorted({one.name for one in _kept(page).glob("*-*")} - _planned(size, bench).keys()),
         }
     return found
 
 
 def _simulated(study: Study) -> Study:
     """A study on simulated dialogues, to try it without any data; rows on text of another kind are left out."""
-    return replace(
-        study, rows=tuple(replace(row, corpus=SMALL) for row in study.rows if row.corpus in (ORIGINAL, MULTIWOZ))
-    )
+    return replace(study, rows=tuple(_small(row) for row in study.rows if row.corpus in (ORIGINAL, SIMULATED, SMALL, MULTIWOZ)))
+
+
+def _small(row: Row) -> Row:
+    screen = {name: str(value).replace(":{people}", "") if name == "policy" else value for name, value in row.screen.items()}
+    return replace(row, corpus=SMALL, screen=screen)
 
 
 def _listed(studies: Sequence[Study]) -> str:
@@ -194,10 +196,14 @@ def write(result: Result, folder: Path) -> dict[str, Any]:
 
 def render(scale: Scale, bench: Bench, page: Path) -> list[Result]:
     """results.md, and its figures, CSV files and what is kept of runs in a folder beside it: every study of which anything was measured."""
-    for job in _planned(scale).values():
+    if bench.data is None and scale.name != "smoke":
+        raise BadInput("--page checks every run against its data; name their folder with --data")
+    if not page.parent.is_dir():
+        raise BadInput(f"--page: there is no folder {page.parent}")
+    for job in _planned(scale, bench).values():
         bench.keep(job)
-    results = [collect(study, scale, bench) for study in STUDIES.values()]
-    results = [result for result in results if result.rows]
+    results = [collect(study, scale, bench) for study in _all(scale, bench)]
+    results = [result for result in results if result.rows or result.refused]
     if not results:
         raise BadInput(
             f"{bench.folder} holds no finished run of scale {scale.name}; start with `confide reproduce fig6`"
@@ -213,8 +219,14 @@ def render(scale: Scale, bench: Bench, page: Path) -> list[Result]:
     return results
 
 
-def _planned(scale: Scale) -> dict[str, Job]:
-    return {one.job.name: one.job for study in STUDIES.values() for one in jobs(study, scale)}
+def _all(scale: Scale, bench: Bench) -> list[Study]:
+    """All studies; on simulated dialogues where a trial has no data."""
+    simulated = scale.name == "smoke" and bench.data is None
+    return [_simulated(study) if simulated else study for study in STUDIES.values()]
+
+
+def _planned(scale: Scale, bench: Bench) -> dict[str, Job]:
+    return {one.job.name: one.job for study in _all(scale, bench) for one in jobs(study, scale)}
 
 
 def _kept(page: Path) -> Path:
@@ -237,5 +249,6 @@ stands below each table, and its assumptions in the certificate: `confide verify
 bound. A Bayesian ε is about a secret that the policy misses with the stated probability, by an independent coin. ± is the standard deviation
 over seeds; brackets hold a 95 % interval of a single run, by the records it was judged on (of exposure: as wide as that of unseen canaries). Exposure is in bits, of 10^6 candidates: an unseen canary averages 1.44, the largest of ten 4.23. "MIA, AUC" compares records that
 were trained on with held-out ones, with a baseline that never sees the model beside it; "as CRT counts" is that paper's game, with its chance
-level beside it.
+level beside it. CustomerSim's own policy is the labeller that the ground truth comes from, so that it finds every secret of its kinds, unless it is
+made to miss a share of them.
 """

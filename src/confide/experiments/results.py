@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -11,15 +12,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..accounting import curve
 from ..accounting.guarantees import up
 from ..errors import ConfideError
 from .jobs import FINISHED, Bench
-from .numbers import COLUMNS, epochs, numbers
-from .scales import Scale
+from .numbers import COLUMNS, epochs, events_of, numbers
+from .scales import SIMULATED, SMALL, Scale
 from .study import Check, Planned, Study, jobs
 
+MADE_UP = (SIMULATED, SMALL)
 UNMEASURED = "not measured yet"
 FEWEST = 3  # seeds that give an interval
+BOUNDS = ("epsilon", "bayesian", "amplified")  # rounded upwards, and the largest over seeds
 Key = tuple[str, float | None]  # a row's name, and the value of the sweep
 
 
@@ -38,6 +42,8 @@ def _point(rows: Sequence[dict[str, Any]], column: str) -> Point:
     found = [row[column] for row in rows]
     if not all(map(math.isfinite, found)):
         return Point(math.inf, 0.0, len(found))
+    if column in BOUNDS:
+        return Point(max(found), 0.0, len(found))
     mean, deviation, interval = statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else 0.0, None
     if len(found) >= FEWEST:
         from scipy.stats import t
@@ -63,6 +69,10 @@ class Result:
         rows = [row for row in self.rows if (row["row"], row["value"]) == key and row.get(column) is not None]
         return _point(rows, column) if rows else None
 
+    def published(self, row: str, column: str) -> Point | None:
+        found = next((one[column] for one in self.study.published if one["row"] == row and column in one), None)
+        return None if found is None else Point(float(found), 0.0, 1)
+
     @property
     def keys(self) -> list[Key]:
         return list(dict.fromkeys((row["row"], row["value"]) for row in self.rows))
@@ -87,12 +97,19 @@ def collect(study: Study, scale: Scale, bench: Bench) -> Result:
                 if study.each_epoch and one.job.each_epoch
                 else [numbers(one.job, bench, missed)]
             )
-        except (ConfideError, OSError, KeyError) as error:
+        except (ConfideError, OSError) as error:
             refused.append(f"{bench.run(one.job).name}: {error}")
+            continue
+        except (ValueError, KeyError, TypeError):
+            refused.append(f"{bench.run(one.job).name}: a file of it is damaged; remove its folder and do it again")
             continue
         rows += [
             {"row": one.row.name, "value": found.pop("epoch", one.value), "seed": one.seed, **found} for found in many
         ]
+        if study.split == "valid" and "guarantee" in rows[-1]:
+            folder = bench.finished(one.job)
+            assert folder is not None
+            rows[-1] |= {"corpus": one.job.corpus, "events": events_of(folder)}
     return Result(study, scale, tuple(rows), left, tuple(refused))
 
 
@@ -107,13 +124,13 @@ def as_csv(result: Result) -> str:
         "row",
         "value",
         "seed",
-        *dict.fromkeys(name for row in result.rows for name in row if name not in ("row", "value", "seed")),
+        *dict.fromkeys(name for row in result.rows for name in row if name not in ("row", "value", "seed", "events")),
     ]
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(
-        {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
+        {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items() if name != "events"}
         for row in result.rows
     )
     return text.getvalue()
@@ -164,8 +181,10 @@ def show(column: str, point: Point | None) -> str:
         return "–"
     if not math.isfinite(point.mean):
         return "infinite"
-    if column in ("epsilon", "bayesian"):
+    if column in BOUNDS:
         return up(point.mean)
+    if column == "canaries":
+        return f"{point.mean:g}"
     digits = 1 if point.mean >= 100 else 2 if point.mean >= 1 else 3
     if point.mean >= 1e5:
         return f"{point.mean:.1e}"
@@ -202,19 +221,27 @@ def holds(check: Check, result: Result) -> tuple[bool | None, str]:
     second = check.rows[1]
     pairs = []
     for value, point in points:
-        other = result.point((second, value), check.column) or result.point((second, None), check.column)
+        other = result.point((second, value), check.column) or result.point((second, None), check.column) or result.published(second, check.column)
         if other is not None:
             pairs.append((value, point, other))
     if not pairs:
         return None, UNMEASURED
     level = check.level if check.kind == "within" else 1.0
-    good = all(one.mean <= level * other.mean for _, one, other in pairs)
+    numbers = [number for _, one, other in pairs for number in (one.mean, other.mean)]
+    good: bool | None = all(one.mean < level * other.mean for _, one, other in pairs)
+    if good and (len(pairs) < len(_planned(first, result)) or not all(map(math.isfinite, numbers))):
+        good = None  # so far, or for want of numbers
     said = "; ".join(
         f"{show(check.column, one)} against {show(check.column, other)}"
         + (f" at {value:g}" if value is not None else "")
         for value, one, other in pairs
     )
     return good, said
+
+
+def _planned(row: str, result: Result) -> set[float | None]:
+    """The values at which a row is to be measured."""
+    return {one.value for one in jobs(result.study, result.scale) if one.row.name == row}
 
 
 def section(result: Result, figure: str | None) -> str:
@@ -231,12 +258,13 @@ def section(result: Result, figure: str | None) -> str:
         text += [f"![{study.title}]({figure})", ""]
     if lines:
         text += [_line(head), _line(["---"] * len(head)), *map(_line, lines), ""]
-    text += [*_about(result), *_parts(result)]
+    text += [*_about(result), *_parts(result), *_search_cost(result)]
     found = [(check, *holds(check, result)) for check in study.checks]
     for check, good, said in found:
         if said != UNMEASURED:
             word = {True: "holds", False: "**does not hold**", None: "open"}[good]
-            text.append(f"* {check.says}: {word} ({said}).")
+            seeds = len({row["seed"] for row in result.rows if row["row"] in check.rows})
+            text.append(f"* {check.says}: {word}{', in one seed' * (seeds == 1 and study.computed is None)} ({said}).")
     waiting = sum(said == UNMEASURED for _, _, said in found)
     if waiting:
         text.append(
@@ -248,6 +276,8 @@ def section(result: Result, figure: str | None) -> str:
         text += [study.notes, ""]
     if result.left:
         text += [f"Not all of it is done: {result.left} of {len(jobs(study, result.scale))} runs are left.", ""]
+    contradicted = [row["run"] for row in result.rows if row.get("contradictions")]
+    text += [f"**An attack contradicts the certificate of {name}.**\n" for name in dict.fromkeys(contradicted)]
     text += [f"Left out: {reason}." for reason in result.refused]
     return "\n".join(text)
 
@@ -258,6 +288,8 @@ def _about(result: Result) -> list[str]:
     for row in result.rows:
         if "guarantee" in row:
             said = f"{row['guarantee']}, {row['adjacency']}, k = {row['k']}, unit {row['unit']}, {row['sampler']} sampling, δ = {row['delta']:g}"
+            if row["weights"] != "outside":
+                said += "; the initial weights are from unflagged lines of the same dialogues, so that it is about secrets in flagged lines"
             about.setdefault(said, []).append(row["row"])
     return [
         *(f"* Sound ε of {', '.join(dict.fromkeys(rows))}: {said}." for said, rows in about.items()),
@@ -268,15 +300,39 @@ def _about(result: Result) -> list[str]:
 def _parts(result: Result) -> list[str]:
     """How much of each corpus was trained and judged on."""
     shown = {row["row"] for row in result.rows}
-    said = []
-    for job in (one.job for one in jobs(result.study, result.scale) if one.row.name in shown):
+    said: dict[str, set[float]] = {}
+    for one in jobs(result.study, result.scale):
+        job = one.job
+        if one.row.name not in shown:
+            continue
         model = str(job.train["model"]).partition(":")[0]
         size = "all documents" if job.documents is None else f"the first {job.documents:,} documents"
-        said.append(
-            f"* {model} on {job.corpus}: trained on {size}, records cut at {job.train['max_length']} tokens; judged on the first {job.tests} "
-            f"of the {job.split} split."
-        )
-    return [*dict.fromkeys(said), *([""] if said else [])]
+        policy = str(job.screen["policy"]).replace(":{people}", "")
+        if policy.startswith("miss("):
+            policy = policy[len("miss(") :].rsplit(",", 2)[0]
+        said.setdefault(
+            f"* {model} on {job.corpus}: trained on {size}, a {job.screen['unit']} a record, cut at {job.train['max_length']} tokens; judged on the "
+            f"first {job.tests} of the {job.split} split. Conservative policy {job.screen['conservative']}, policy `{policy}`", set()
+        ).add(_missed(one))  # fmt: skip
+    missed = {text: " or ".join(f"{share:.0%}" for share in sorted(shares)) for text, shares in said.items()}
+    return [*(f"{text}, made to miss {missed[text]} of the secrets." if any(said[text]) else f"{text}." for text in said), *([""] if said else [])]
+
+
+def _search_cost(result: Result) -> list[str]:
+    """What the runs of a search on the same records cost together: they compose (guarantees §7)."""
+    if result.study.split != "valid":
+        return []
+    runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in result.rows:
+        if "events" in row:
+            runs.setdefault((row["corpus"], row["adjacency"]), []).append(row)
+    said = []
+    for (corpus, adjacency), rows in runs.items():
+        whole = curve([event for row in rows for event in row["events"]], adjacency, rows[0]["k"])
+        delta = rows[0]["delta"]
+        cost = "nothing, since it is simulated" if corpus in MADE_UP else f"ε = {up(whole.epsilon(delta))} at δ = {delta:g}"
+        said.append(f"* The {len(rows)} noised runs of the search on {corpus} together cost {cost}.")
+    return [*said, *([""] if said else [])]
 
 
 def _line(cells: Iterable[str]) -> str:
@@ -341,8 +397,9 @@ def left_of(studies: Sequence[Study], scale: Scale, bench: Bench) -> list[dict[s
     for job in {key: job for some in planned.values() for key, job in some.items()}.values():
         done = bench.finished(job)
         if done is not None:
-            seconds = json.loads((done / FINISHED).read_text(encoding="utf-8"))["seconds"]
-            known.setdefault(job.kind, []).append(sum(seconds.values()) / job.size)
+            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # a damaged run is named where it is shown
+                seconds = json.loads((done / FINISHED).read_text(encoding="utf-8"))["seconds"]
+                known.setdefault(job.kind, []).append(sum(seconds.values()) / job.size)
     everything = [rate for rates in known.values() for rate in rates]
     found = []
     for study in studies:

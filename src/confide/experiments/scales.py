@@ -9,8 +9,8 @@ from typing import Any
 Options = dict[str, Any]
 DELTA = 8e-5  # of CRT and S-DP
 ATTACKED: Options = {"papers": True}
-ORIGINAL, SIMULATED, SMALL, MULTIWOZ, WIKITEXT, ABCD, SST2 = (
-    "customersim-original", "customersim", "customersim-small", "multiwoz21", "wikitext2", "abcd-text", "sst2",
+ORIGINAL, SIMULATED, SMALL, OTHER, MULTIWOZ, WIKITEXT, ABCD, SST2 = (
+    "customersim-original", "customersim", "customersim-small", "customersim-other", "multiwoz21", "wikitext2", "abcd-text", "sst2",
 )  # fmt: skip
 
 # What counts as a secret in each corpus, and which records may still hold one. Canaries are digits.
@@ -76,10 +76,10 @@ class Scale:
         return dict(SCREENING[corpus])
 
     def vocabulary(self, model: str, corpus: str) -> str | None:
-        """The corpus whose text makes the vocabulary: never the one that is trained on, but where numbers mean nothing."""
+        """The corpus whose text makes the vocabulary: never the one that is trained on."""
         if "vocabulary_size" not in self.models[model] or self.outside is None:
             return None
-        return self.outside if corpus != self.outside or self.name == "smoke" else SST2
+        return self.outside if corpus != self.outside else SST2
 
 
 NOISED: Options = {"delta": DELTA, "private_schedule": "linear"}
@@ -101,7 +101,7 @@ def _small() -> Scale:
     }
     gpt: Options = {"model": "gpt2-tiny:hidden_size=16,num_hidden_layers=1,num_attention_heads=2", **shape}
     return Scale(
-        "smoke", seeds=1, tests=5, samples=20, steps=2, outside=SMALL, canaries="number=8,copies=2,format=My ID is: {digits:3}",
+        "smoke", seeds=1, tests=5, samples=20, steps=2, outside=OTHER, canaries="number=8,copies=2,format=My ID is: {digits:3}",
         models={"lstm": {"model": "lstm:hidden_size=16", **shape}, "gpt": gpt, "pretrained": gpt, "encoder": {**gpt, **CLASSES}},
         methods=methods, documents=dict.fromkeys(SCREENING, 60),
     )  # fmt: skip
