@@ -107,7 +107,9 @@ def test_results_show_what_was_measured_and_nothing_else(bench, done):
         "Sound ε of crt lstm, CustomerSim: per-secret, substitution, k = 1, unit turn, poisson sampling, δ = 8e-05."
         in text
     )
-    size = "trained on the first 60 documents, a turn a record, cut at 64 tokens; judged on the first 5 of the test split"
+    size = (
+        "trained on the first 60 documents, a turn a record, cut at 64 tokens; judged on the first 5 of the test split"
+    )
     assert f"* lstm on customersim-small: {size}. Conservative policy allowlist, policy" in text
     assert "policy `union(customersim, digits)`, made to miss 0% or 50% of the secrets." in text
     for row in result.rows:
@@ -134,7 +136,11 @@ def test_a_run_counts_only_if_its_certificate_and_its_data_hold(bench, done, tmp
 
 @pytest.mark.parametrize(
     ("name", "text", "says"),
-    [("certificate.json", None, "lost its certificate"), ("evaluation.json", "{", "damaged"), ("job.json", "[]", "damaged")],
+    [
+        ("certificate.json", None, "lost its certificate"),
+        ("evaluation.json", "{", "damaged"),
+        ("job.json", "[]", "damaged"),
+    ],
 )
 def test_a_run_that_lost_something_is_named_and_left_out(bench, done, tmp_path, name, text, says):
     other = Bench(tmp_path / "copy", own_tokens=True)
@@ -174,7 +180,9 @@ def test_runs_of_a_search_compose():
     event = PoissonGaussian(0.1, 2.0, 50)
     row = {"value": None, "epsilon": 1.0, "guarantee": "per-secret", "adjacency": "substitution", "k": 1, "unit": "document", "sampler": "poisson",
            "delta": 1e-5, "weights": "outside", "events": [event]}  # fmt: skip
-    rows = [{**row, "row": "a", "seed": n, "corpus": "sst2"} for n in range(3)] + [{**row, "row": "b", "seed": 0, "corpus": "customersim"}]
+    rows = [{**row, "row": "a", "seed": n, "corpus": "sst2"} for n in range(3)] + [
+        {**row, "row": "b", "seed": 0, "corpus": "customersim"}
+    ]
     text = section(Result(study, SMOKE, tuple(rows), 0, ()), None)
     together = curve([PoissonGaussian(0.1, 2.0, 150)], "substitution", 1).epsilon(1e-5)
     assert f"The 3 noised runs of the search on sst2 together cost ε = {up(together)} at δ = 1e-05." in text

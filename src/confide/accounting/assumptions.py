@@ -113,7 +113,9 @@ def not_promised(setting: Setting) -> list[str]:
     if setting.method == "sdp":
         return ["Tokens that the policy misses have no guarantee at all.", *found]
     if setting.weights == "unflagged-lines":
-        found.insert(0, "A secret in a line that no policy flags was in the initial weights without noise and has no guarantee.")
+        found.insert(
+            0, "A secret in a line that no policy flags was in the initial weights without noise and has no guarantee."
+        )
     if setting.conservative != "everything" and setting.method == "crt":
         found.insert(0, "A secret that no policy flags is trained on without noise and has no guarantee.")
     if setting.method == "jft" and setting.jft_phase1 != "noised":

@@ -192,7 +192,10 @@ def _attacked(found: dict[str, Any]) -> dict[str, Any]:
     if "max" in exposure:
         rows |= {"exposure_max": exposure["max"], "exposure_mean": exposure["mean"], "canaries": exposure["number"]}
         low, high = exposure["chance"]["mean_interval"]  # of as many canaries that were never trained on
-        rows |= {"exposure_mean_low": max(0.0, exposure["mean"] - (high - UNSEEN)), "exposure_mean_high": exposure["mean"] + UNSEEN - low}
+        rows |= {
+            "exposure_mean_low": max(0.0, exposure["mean"] - (high - UNSEEN)),
+            "exposure_mean_high": exposure["mean"] + UNSEEN - low,
+        }
     membership = found.get("membership", {})
     if "strongest" in membership:
         rows |= _interval("mia_auc", membership["strongest"]["auc"])

@@ -7,7 +7,18 @@ from .sdp import PUBLISHED, TOKENS
 from .study import Check, Row, Study, Sweep
 
 WHOLE = {"unit": "document", "dedup": "off"}
-UTILITY = ("epsilon", "paper_epsilon", "ppl", "ppl_non_secret", "ppl_secret", "ppl_sdp", "ppl_non_secret_sdp", "bits", "line_ppl_non_secret", "accuracy")
+UTILITY = (
+    "epsilon",
+    "paper_epsilon",
+    "ppl",
+    "ppl_non_secret",
+    "ppl_secret",
+    "ppl_sdp",
+    "ppl_non_secret_sdp",
+    "bits",
+    "line_ppl_non_secret",
+    "accuracy",
+)
 LINES = (
     "`crt, dialogues` has no public part, since every dialogue holds a secret: it starts from a model that was trained without noise on the dialogues with a constant in "
     "place of every turn that a policy flags: text that stays the same whatever a secret in a flagged turn was. "

@@ -93,11 +93,15 @@ def command(
 
 def _simulated(study: Study) -> Study:
     """A study on simulated dialogues, to try it without any data; rows on text of another kind are left out."""
-    return replace(study, rows=tuple(_small(row) for row in study.rows if row.corpus in (ORIGINAL, SIMULATED, SMALL, MULTIWOZ)))
+    return replace(
+        study, rows=tuple(_small(row) for row in study.rows if row.corpus in (ORIGINAL, SIMULATED, SMALL, MULTIWOZ))
+    )
 
 
 def _small(row: Row) -> Row:
-    screen = {name: str(value).replace(":{people}", "") if name == "policy" else value for name, value in row.screen.items()}
+    screen = {
+        name: str(value).replace(":{people}", "") if name == "policy" else value for name, value in row.screen.items()
+    }
     return replace(row, corpus=SMALL, screen=screen)
 
 

@@ -221,7 +221,11 @@ def holds(check: Check, result: Result) -> tuple[bool | None, str]:
     second = check.rows[1]
     pairs = []
     for value, point in points:
-        other = result.point((second, value), check.column) or result.point((second, None), check.column) or result.published(second, check.column)
+        other = (
+            result.point((second, value), check.column)
+            or result.point((second, None), check.column)
+            or result.published(second, check.column)
+        )
         if other is not None:
             pairs.append((value, point, other))
     if not pairs:
@@ -315,7 +319,10 @@ def _parts(result: Result) -> list[str]:
             f"first {job.tests} of the {job.split} split. Conservative policy {job.screen['conservative']}, policy `{policy}`", set()
         ).add(_missed(one))  # fmt: skip
     missed = {text: " or ".join(f"{share:.0%}" for share in sorted(shares)) for text, shares in said.items()}
-    return [*(f"{text}, made to miss {missed[text]} of the secrets." if any(said[text]) else f"{text}." for text in said), *([""] if said else [])]
+    return [
+        *(f"{text}, made to miss {missed[text]} of the secrets." if any(said[text]) else f"{text}." for text in said),
+        *([""] if said else []),
+    ]
 
 
 def _search_cost(result: Result) -> list[str]:
@@ -330,7 +337,11 @@ def _search_cost(result: Result) -> list[str]:
     for (corpus, adjacency), rows in runs.items():
         whole = curve([event for row in rows for event in row["events"]], adjacency, rows[0]["k"])
         delta = rows[0]["delta"]
-        cost = "nothing, since it is simulated" if corpus in MADE_UP else f"ε = {up(whole.epsilon(delta))} at δ = {delta:g}"
+        cost = (
+            "nothing, since it is simulated"
+            if corpus in MADE_UP
+            else f"ε = {up(whole.epsilon(delta))} at δ = {delta:g}"
+        )
         said.append(f"* The {len(rows)} noised runs of the search on {corpus} together cost {cost}.")
     return [*said, *([""] if said else [])]
 
@@ -397,7 +408,9 @@ def left_of(studies: Sequence[Study], scale: Scale, bench: Bench) -> list[dict[s
     for job in {key: job for some in planned.values() for key, job in some.items()}.values():
         done = bench.finished(job)
         if done is not None:
-            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # a damaged run is named where it is shown
+            with contextlib.suppress(
+                ValueError, KeyError, TypeError, AttributeError
+            ):  # a damaged run is named where it is shown
                 seconds = json.loads((done / FINISHED).read_text(encoding="utf-8"))["seconds"]
                 known.setdefault(job.kind, []).append(sum(seconds.values()) / job.size)
     everything = [rate for rates in known.values() for rate in rates]

@@ -50,7 +50,9 @@ def _trade_off(name: str, number: int, corpus: str) -> Study:
     rows = (
         Row("plain", corpus, "lstm", "plain", {**WHOLE, "canaries": "sdp"}, swept=False, size="small"),
         Row("dpsgd", corpus, "lstm", "dpsgd", {**WHOLE, "canaries": "sdp"}, free, size="small"),
-        Row("sdp as in the paper", corpus, "lstm", "sdp", {**WHOLE, "canaries": "sdp"}, {**free, **PAPER}, size="small"),
+        Row(
+            "sdp as in the paper", corpus, "lstm", "sdp", {**WHOLE, "canaries": "sdp"}, {**free, **PAPER}, size="small"
+        ),
     )
     return Study(
         name, f"S-DP, Figure {number}", f"perplexity, exposure and membership by noise, on {NAMES[corpus]}",

@@ -240,9 +240,13 @@ class Options:
         if self.dropout == 1:
             raise BadInput("--dropout must be below 1: at 1 nothing is left to learn from")
         if self.lora is not None and self.model.partition(":")[0] == "lstm":
-            raise BadInput("--lora adapts linear layers and the LSTM has none; leave it out, and the LSTM is trained in full")
+            raise BadInput(
+                "--lora adapts linear layers and the LSTM has none; leave it out, and the LSTM is trained in full"
+            )
         if self.weights_from != "outside" and (self.method not in ("crt", "dpsgd") or self.review is not None):
-            raise BadInput(f"--weights-from {self.weights_from} is proven for crt and dpsgd without --review; start from outside weights")
+            raise BadInput(
+                f"--weights-from {self.weights_from} is proven for crt and dpsgd without --review; start from outside weights"
+            )
         if self.momentum and (self.optimizer != "sgd" or self.momentum == 1):
             raise BadInput("--momentum is below 1 and belongs to --optimizer sgd; adam and adamw have their own")
         if self.task == "classify" and len(self.classes) < 2:
