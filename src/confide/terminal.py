@@ -375,6 +375,8 @@ def show_reproduced(console: Console, found: dict[str, Any]) -> None:
         say(console, f"{len(found['page']['studies'])} studies in {inert(found['page']['file'])}")
         for text in found["page"]["left_out"]:
             say(console, f"[red]left out[/]: {inert(text)}", indent=2)
+        for name in found["page"]["unused"]:
+            say(console, f"unused: {inert(name)}", indent=2)
 
 
 def show_purge(console: Console, found: Purge, done: bool) -> None:
