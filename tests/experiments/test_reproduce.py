@@ -14,12 +14,13 @@ from confide.accounting.guarantees import up
 from confide.accounting.papers import crt_bayesian_epsilon
 from confide.errors import BadInput
 from confide.experiments import reproduce as module
-from confide.experiments.jobs import FINISHED, KEPT, Bench, Job
+from confide.experiments.jobs import FINISHED, KEPT, PRIVATE_LINE, Bench, Job, skeletons
 from confide.experiments.numbers import COLUMNS
 from confide.experiments.reproduce import STUDIES, chosen, command, make_all, render
 from confide.experiments.results import Point, Result, as_csv, collect, holds, left_of, section, table
 from confide.experiments.scales import SCALES
 from confide.experiments.study import Check, Study, Sweep, jobs
+from confide.screening import Screened, screen
 
 SMOKE = SCALES["smoke"]
 
@@ -329,6 +330,19 @@ def test_a_run_may_start_from_a_model_of_the_public_lines(bench):
     said = {part["id"]: part["text"] for part in certificate["assumptions"]}
     assert "the lines that no policy flags" in said["start"]
     assert "inside a line that, looked at alone" in certificate["guarantees"][0]["sentence"]
+
+
+@pytest.mark.parametrize("secret", ["123456", "98", "77 and 5", "[MASK]"])
+def test_the_unflagged_lines_of_a_corpus_are_the_same_whatever_a_flagged_secret_was(tmp_path, secret):
+    """What `--weights-from unflagged-lines` rests on: one secret becomes another, or a mask, and not a byte of the text differs."""
+    found = []
+    for name, said in (("a", "4711"), ("b", secret.replace("[", "<").replace("]", ">"))):
+        rows = [{"id": str(n), "text": f"SYS: your number?\nUSR: it is {said if n == 1 else n}.\nSYS: thanks"} for n in range(4)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        screen(str(tmp_path / f"{name}.jsonl"), "digits", tmp_path / name, unit="turn", conservative="allowlist", dedup="off", workers=1)
+        found.append(list(skeletons(Screened.open(tmp_path / name))))
+    assert found[0] == found[1]
+    assert all(text == f"SYS: your number?\n{PRIVATE_LINE}\nSYS: thanks" for text in found[0])
 
 
 @pytest.mark.parametrize(
