@@ -270,6 +270,16 @@ def test_claims_about_a_shape_are_held_against_the_numbers():
     assert lines[1][2:4] == ["2.00 ± 0.00"] * 2
 
 
+def test_the_shape_of_a_figure_is_told_order_moves_and_crossings():
+    study = Study("s", "p", "t", "c", (), ("ppl",), Sweep("missed", (0, 0.2, 0.5)), y="ppl")
+    rows = rows_of("a", "ppl", {0: [1.0], 0.2: [2.0], 0.5: [4.0]}) + rows_of(
+        "b", "ppl", {0: [2.0], 0.2: [2.5], 0.5: [3.0]}
+    )
+    text = section(Result(study, SMOKE, tuple(rows), 0, ()), None)
+    assert "Order by PPL, missed at 0: a < b; at 0.5: b < a. " in text
+    assert "Lines move: a by +3 from 0 to 0.5; b by +1 from 0 to 0.5. Lines cross: a and b between 0.2 and 0.5." in text
+
+
 def attacked(name, values):
     """Runs with intervals of their own: 0.05 to each side."""
     return [
@@ -337,9 +347,20 @@ def test_the_unflagged_lines_of_a_corpus_are_the_same_whatever_a_flagged_secret_
     """What `--weights-from unflagged-lines` rests on: one secret becomes another, or a mask, and not a byte of the text differs."""
     found = []
     for name, said in (("a", "4711"), ("b", secret.replace("[", "<").replace("]", ">"))):
-        rows = [{"id": str(n), "text": f"SYS: your number?\nUSR: it is {said if n == 1 else n}.\nSYS: thanks"} for n in range(4)]
+        rows = [
+            {"id": str(n), "text": f"SYS: your number?\nUSR: it is {said if n == 1 else n}.\nSYS: thanks"}
+            for n in range(4)
+        ]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        screen(str(tmp_path / f"{name}.jsonl"), "digits", tmp_path / name, unit="turn", conservative="allowlist", dedup="off", workers=1)
+        screen(
+            str(tmp_path / f"{name}.jsonl"),
+            "digits",
+            tmp_path / name,
+            unit="turn",
+            conservative="allowlist",
+            dedup="off",
+            workers=1,
+        )
         found.append(list(skeletons(Screened.open(tmp_path / name))))
     assert found[0] == found[1]
     assert all(text == f"SYS: your number?\n{PRIVATE_LINE}\nSYS: thanks" for text in found[0])

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations, pairwise
 from typing import Any
 
 from ..accounting import curve
@@ -243,6 +244,38 @@ def holds(check: Check, result: Result) -> tuple[bool | None, str]:
     return good, said
 
 
+def _shape(result: Result) -> list[str]:
+    """Of a figure over a sweep: the order of its lines at both ends, how far each moves, and which of them cross."""
+    study = result.study
+    if study.sweep is None or study.y is None:
+        return []
+    lines: dict[str, dict[float, float]] = {}
+    for name, value in result.keys:
+        point = result.point((name, value), study.y)
+        if value is not None and point is not None and math.isfinite(point.mean):
+            lines.setdefault(name, {})[value] = point.mean
+    lines = {name: points for name, points in lines.items() if len(points) > 1}
+    if len(lines) < 2:
+        return []
+    both = sorted(set.intersection(*(set(points) for points in lines.values())))
+    said = []
+    for at in (both[0], both[-1]) if len(both) > 1 else ():
+        ordered = sorted(lines, key=lambda name, at=at: lines[name][at])  # type: ignore[misc]
+        said.append(f"at {at:g}: {' < '.join(ordered)}")
+    moves = "; ".join(
+        f"{name} by {points[max(points)] - points[min(points)]:+.3g} from {min(points):g} to {max(points):g}"
+        for name, points in lines.items()
+    )
+    crossings = [
+        f"{one} and {other} between {low:g} and {high:g}"
+        for one, other in combinations(lines, 2)
+        for low, high in pairwise(sorted(lines[one].keys() & lines[other].keys()))
+        if (lines[one][low] - lines[other][low]) * (lines[one][high] - lines[other][high]) < 0
+    ]
+    order = f"Order by {COLUMNS[study.y]}, {_swept(study)} {'; '.join(said)}. " if said else ""
+    return [f"{order}Lines move: {moves}. Lines cross: {'; '.join(crossings) or 'none'}.", ""]
+
+
 def _planned(row: str, result: Result) -> set[float | None]:
     """The values at which a row is to be measured."""
     return {one.value for one in jobs(result.study, result.scale) if one.row.name == row}
@@ -276,6 +309,7 @@ def section(result: Result, figure: str | None) -> str:
         )
     if found:
         text.append("")
+    text += _shape(result)
     if study.notes:
         text += [study.notes, ""]
     if result.left:
@@ -351,7 +385,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def draw_study(result: Result) -> Any:
-    """The figure, if the study has one and something of it was measured: the mean over seeds, with the deviation as a bar."""
+    """The figure, if the study has one and something of it was measured: the mean over seeds, with a 95 % interval or the deviation as a bar."""
     study = result.study
     if study.y is None:
         return None
@@ -373,7 +407,8 @@ def draw_study(result: Result) -> Any:
             }
             known = [(x, y, error) for x, y, error in points if x is not None]
             if known:
-                axes.errorbar(*zip(*known, strict=True), markersize=4, capsize=2, **style)
+                at, means, ends = zip(*known, strict=True)
+                axes.errorbar(at, means, list(zip(*ends, strict=True)), markersize=4, capsize=2, **style)
             elif xs:
                 axes.plot([xs[0], xs[-1]], [points[0][1]] * 2, color=style["color"], label=name, linestyle=":")
         for check in study.checks:
@@ -390,14 +425,17 @@ def draw_study(result: Result) -> Any:
     return draw(study.name, study.title, paint, caption=study.claim, alt=f"{study.title}, {study.paper}: {len(lines)} lines", columns=head, rows=rows, size=(9.5, 4.2))  # fmt: skip
 
 
-def _curve(result: Result, name: str) -> list[tuple[float | None, float, float]]:
+def _curve(result: Result, name: str) -> list[tuple[float | None, float, tuple[float, float]]]:
     study = result.study
-    found: list[tuple[float | None, float, float]] = []
+    found: list[tuple[float | None, float, tuple[float, float]]] = []
     for value in result.values(name):
         y = result.point((name, value), str(study.y))
         x = result.point((name, value), study.x) if study.x else None
         if y is not None and math.isfinite(y.mean):
-            found.append((x.mean if x is not None else None if study.x else value, y.mean, y.deviation))
+            low, high = y.interval or (y.mean - y.deviation, y.mean + y.deviation)
+            found.append(
+                (x.mean if x is not None else None if study.x else value, y.mean, (y.mean - low, high - y.mean))
+            )
     return found
 
 
