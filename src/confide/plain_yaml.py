@@ -10,6 +10,7 @@ import yaml
 from .errors import BadInput
 
 LARGEST = 1 << 20  # bytes
+CONFIG, LARGEST_CONFIG = "config.yaml", 1 << 26  # of a run: it names every file of the corpus
 
 
 class _Loader(yaml.SafeLoader):
@@ -21,12 +22,12 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def read_yaml(path: Path, what: str) -> Any:
+def read_yaml(path: Path, what: str, largest: int = LARGEST) -> Any:
     """What a file says; anything that is not plain YAML is refused, with the line."""
     try:
-        if path.stat().st_size > LARGEST:
-            raise BadInput(f"{path}: {what} has at most {LARGEST >> 20} MB")
-        return yaml.load(path.read_text("utf-8"), _Loader)
+        if path.stat().st_size > largest:
+            raise BadInput(f"{path}: {what} has at most {largest >> 20} MB")
+        return _plain(yaml.load(path.read_text("utf-8"), _Loader))
     except OSError as error:
         raise BadInput(f"cannot read {what} {path}: {error.strerror}") from None
     except BadInput:
@@ -35,3 +36,22 @@ def read_yaml(path: Path, what: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         raise BadInput(f"{path}{where}: not a YAML file of plain values without aliases") from None
+
+
+def _plain(found: Any) -> Any:
+    """The same, if it is made of texts, numbers, truth values, lists and mappings alone: dates, sets and bytes are none of these."""
+    if isinstance(found, dict):
+        return {_plain(name): _plain(value) for name, value in found.items()}
+    if isinstance(found, list):
+        return [_plain(value) for value in found]
+    if found is not None and not isinstance(found, str | int | float | bool):
+        raise ValueError
+    return found
+
+
+def run_config(folder: Path) -> dict[str, Any]:
+    """What a run was started with; raises `BadInput` if the folder holds no such file, or a damaged one."""
+    found = read_yaml(folder / CONFIG, "the configuration of a run", LARGEST_CONFIG)
+    if not isinstance(found, dict) or not isinstance(found.get("options"), dict):
+        raise BadInput(f"{folder / CONFIG} is damaged; bring it back from a backup")
+    return found

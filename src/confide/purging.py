@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from . import __version__
 from .errors import BadInput, ConfideError
+from .plain_yaml import CONFIG, run_config
 from .rundir import LOCK, Lock, sync_folder
 from .screening.output import write_private
 
@@ -149,10 +148,11 @@ def purge(folder: str | Path) -> Purge:
 
 
 def _is_run(folder: Path) -> bool:
+    if (folder / "ledger.jsonl").is_file() and (folder / CONFIG).is_file() and (folder / "checkpoints").is_dir():
+        return True  # whatever its configuration has become
     try:
-        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        return isinstance(config, dict) and {"confide", "screened", "options"} <= config.keys()
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return {"confide", "screened", "options"} <= run_config(folder).keys()
+    except BadInput:
         return False
 
 
@@ -161,6 +161,8 @@ def _is_corpus(folder: Path) -> bool:
         return True  # a screening that did not end
     if (folder / PURGING).is_file():
         return True
+    if all((folder / name).exists() for name in ("SENSITIVE", "key", "private", "manifest.json")):
+        return True  # whatever its manifest has become
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -169,8 +171,12 @@ def _is_corpus(folder: Path) -> bool:
 
 
 def _notes(folder: Path, links: dict[str, str]) -> Iterator[str]:
-    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    corpus, options = Path(str(config["screened"])), config["options"]
+    try:
+        config = run_config(folder)
+    except BadInput:
+        config = {"options": {}}
+        yield f"{CONFIG} is damaged: where the corpus lies that the run was trained on is not known"
+    corpus, options = Path(str(config.get("screened", os.devnull))), config["options"]
     if not (folder / "model").is_dir():
         yield "the run has not ended: without its checkpoints it cannot go on, and what its ledger holds stays spent"
     elif isinstance(options, dict) and options.get("method") in NOISELESS:

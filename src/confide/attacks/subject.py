@@ -19,12 +19,12 @@ from ..accounting.ceilings import Ceilings
 from ..accounting.guarantees import Accounts
 from ..errors import BadInput
 from ..models import load_trained
+from ..plain_yaml import CONFIG
 from ..policies import Finding, Policy
 from ..screening.pipeline import Screened
 from ..training.corpus import Source, examples
 from ..training.encoding import VIEWS, Encoder, View
 from ..training.holdout import split_rows
-from ..training.provenance import CONFIG
 from ..training.run import LEDGER, Prepared, Run, placeholders_of, plan_of
 from .candidates import Candidate
 from .games import Masked

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from .. import __version__
 from ..accounting.events import check_number
@@ -14,9 +11,9 @@ from ..errors import BadInput, ConfideError
 from ..models import load_trained
 from ..models.loading import refuse_other_models
 from ..models.tokens import BUILT_IN, texts_of
+from ..plain_yaml import CONFIG, run_config
 from ..policies import load
 from ..rundir import locked
-from ..training.provenance import CONFIG
 from ..training.run import Run, new_model
 from .candidates import Candidate
 from .likelihood import Row, context, text_row
@@ -179,14 +176,13 @@ def _reference(subject: Subject, options: Options) -> Any:
 
 def _refuse_knowing(name: str, subject: Subject) -> None:
     """Raise if the reference is a run on the same screened records, which knows the very secrets and coins."""
-    config = Path(name) / CONFIG
-    if config.is_file():
-        with contextlib.suppress(yaml.YAMLError, OSError, UnicodeDecodeError, AttributeError):
-            if yaml.safe_load(config.read_text(encoding="utf-8")).get("digest") == subject.screened.manifest["digest"]:
-                raise BadInput(
-                    f"{name} was trained on the very records that are attacked, so that it is no reference; name a model that never saw "
-                    "the private part"
-                )
+    if not (Path(name) / CONFIG).is_file():
+        return
+    if run_config(Path(name)).get("digest") == subject.screened.manifest["digest"]:
+        raise BadInput(
+            f"{name} was trained on the very records that are attacked, so that it is no reference; name a model that never saw "
+            "the private part"
+        )
 
 
 def _load_reference(name: str, tokenizer: Any) -> Any:

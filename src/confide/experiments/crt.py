@@ -44,7 +44,7 @@ def _against_missed(name: str, number: int, title: str, column: str, claim: str,
     return Study(
         name, f"CRT, Figure {number}", title, claim, ATTACKED, ("epsilon", "line_ppl_non_secret", *SHOWN[column]), SWEEP, y=column, checks=tuple(checks), attack=("exposure", "membership"),
         notes=("" if column == "exposure_mean" else GAMES) + "Perplexity on lines shows how much of the corpus each model has learned: a model that knows little is at chance too. All secrets of one value are missed together, so that a canary is missed with all its copies or "
-        "with none. Dedup is a part of crt, as in the paper, and of no other method; `crt without dedup` trains on all 20 copies, and its ε is for one. The ε of sdp is about marked tokens and does not compare.",
+        "with none. Dedup is a part of crt, as in the paper, and of no other method; `crt without dedup` trains on all 20 copies, and its ε is for one. After redaction most private turns are the same few sentences around a mask, of which dedup leaves one each: crt with dedup hardly learns them. The ε of sdp is about marked tokens and does not compare.",
     )  # fmt: skip
 
 

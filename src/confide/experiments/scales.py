@@ -128,7 +128,7 @@ def _two_cores() -> Scale:
             "lstm": lstm,
             "gpt": {**lstm, "model": "gpt2-tiny", "learning_rate": 2e-3},
             "pretrained": {"model": "smollm2", "max_length": 64, "epochs": 2, "batch_size": 16, "microbatch": 8, "lora": 8, "learning_rate": 5e-4, **tuned},
-            "encoder": {"model": "minilm", "max_length": 64, "epochs": 3, "batch_size": 32, "microbatch": 64, "learning_rate": 1e-4, **CLASSES, **tuned},
+            "encoder": {"model": "minilm", "max_length": 64, "epochs": 2, "batch_size": 32, "microbatch": 64, "learning_rate": 1e-4, **CLASSES, **tuned},
         },
         methods={
             "crt": {**noised, "private_learning_rate": 2e-2}, "dpsgd": {**noised, "learning_rate": 1e-2}, "sdp": {**noised, "private_learning_rate": 1e-3},
@@ -152,9 +152,9 @@ def _two_cores() -> Scale:
             **{f"encoder {name}": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "epochs": 5, "lora": 8,
                                    "private_learning_rate": 3e-3} for name in PRIVATE},
             "encoder dpsgd": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "epochs": 5, "lora": 8, "learning_rate": 1e-2},
-            "encoder jft": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "phase1_epochs": 3, "epochs": 2,
+            "encoder jft": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "phase1_epochs": 2, "epochs": 1,
                             "lora": 8, "learning_rate": 1e-3, "private_learning_rate": 3e-4},
-            "pretrained jft": {"epsilon": 3.0, "delta": 1e-6, "clip_norm": 0.1, "private_batch_size": 64, "phase1_epochs": 2, "epochs": 2,
+            "pretrained jft": {"epsilon": 3.0, "delta": 1e-6, "clip_norm": 0.1, "private_batch_size": 64, "phase1_epochs": 2, "epochs": 1,
                                "learning_rate": 5e-4, "private_learning_rate": 3e-4},
         },
     )  # fmt: skip

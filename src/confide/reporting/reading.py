@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..accounting import Ledger, Review, Setting, read_ledger
 from ..accounting.guarantees import Accounts
 from ..accounting.missrate import states_its_counts
 from ..errors import BadInput, ConfideError
+from ..plain_yaml import CONFIG, run_config
 
 UNREADABLE = (
     LookupError,
@@ -27,17 +26,11 @@ NUMBER = (int, float)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.yaml"
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise BadInput(
-            f"{folder} is not a run: it holds no config.yaml; name a folder that confide train made"
-        ) from None
-    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        config = None
-    if not isinstance(config, dict) or not isinstance(config.get("options"), dict) or "method" not in config["options"]:
-        raise BadInput(f"{path} is damaged; without it nothing can be said about the run")
+    if not (folder / CONFIG).is_file():
+        raise BadInput(f"{folder} is not a run: it holds no {CONFIG}; name a folder that confide train made")
+    config = run_config(folder)
+    if "method" not in config["options"]:
+        raise BadInput(f"{folder / CONFIG} is damaged; without it nothing can be said about the run")
     config["options"] = {"model": "an unnamed model", **config["options"]}
     return config
 

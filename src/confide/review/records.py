@@ -60,7 +60,7 @@ class Records:
         sizes: list[int] = []
         self._labels = False
         for part in ("public", "private"):
-            paths = sorted((screened.folder / part).glob("*.parquet"))
+            paths = screened.files(part)
             if not paths:
                 raise BadInput(f"{screened.folder / part} holds no records; screen the corpus again")
             for path in paths:

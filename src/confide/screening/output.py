@@ -129,6 +129,19 @@ class Parts:
             self._writer = None
 
 
+def footer_digest(path: Path, key: bytes) -> str:
+    """A keyed digest of what a Parquet file says about itself: its pages have checksums, its names and types have none. Empty if it has no footer."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 8))
+        end = file.read()
+        length = int.from_bytes(end[:4], "little")
+        if end[4:] != b"PAR1" or length > size - 8:
+            return ""
+        file.seek(size - 8 - length)
+        return blake2b(file.read(length), key=key, digest_size=16).hexdigest()
+
+
 @contextlib.contextmanager
 def partial_folder(out: Path, plan: dict[str, Any], resume: bool) -> Iterator[Path]:
     """The folder to work in, locked. It stays after a kill or an interrupt, and goes after an error of the input."""

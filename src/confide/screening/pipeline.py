@@ -31,7 +31,7 @@ from .dedup import Bloom, Shuffle, bloom_copies, verified_copies
 from .executors import Executor, Job, executor
 from .manifest import Filter, checksum, manifest, policy_files
 from .options import CHUNK, Options
-from .output import SENSITIVE, Parts, finish, partial_folder, read_table, write_private, write_table
+from .output import SENSITIVE, Parts, finish, footer_digest, partial_folder, read_table, write_private, write_table
 from .slots import IDENTITY, PRIVATE, PUBLIC, Later, Marked, enter, enter_ids, flat_digests
 from .treatment import blank
 
@@ -55,23 +55,44 @@ class Screened:
         folder = Path(folder)
         try:
             found = json.loads((folder / "manifest.json").read_text("utf-8"))
-            if "checksum" in found and found["checksum"] != checksum(found):
+            if found["checksum"] != checksum(found):
                 raise ValueError
             return cls(folder, found)
         except OSError:
             raise BadInput(
                 f"{folder} is no screened corpus: it has no manifest.json; make one with `confide screen`"
             ) from None
-        except (ValueError, TypeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise BadInput(f"{folder / 'manifest.json'} is damaged; screen the corpus again") from None
+
+    def files(self, part: str) -> list[Path]:
+        """The Parquet files of a part, all of them, as they were written.
+
+        *Formal guarantees.* Names and types of columns are those that screening wrote: a column that was lost would be text without
+        its findings.
+        """
+        paths = sorted((self.folder / part).glob("*.parquet"))
+        if "footers" not in self.manifest:  # screened before there were any
+            return paths
+        try:
+            key = bytes.fromhex((self.folder / "key").read_text("ascii").strip())
+            found = {f"{part}/{path.name}": footer_digest(path, key) for path in paths}
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{self.folder} cannot be read ({type(error).__name__}); screen the corpus again") from None
+        stated = {name: digest for name, digest in self.manifest["footers"].items() if name.startswith(f"{part}/")}
+        for name in sorted(stated.items() ^ found.items()):
+            raise BadInput(f"{self.folder / name[0]} is damaged, lost or not of this corpus; screen the corpus again")
+        return paths
 
     def batches(
         self, part: str, columns: Sequence[str] = ("id", "text", "group"), rows: int = 1 << 16
     ) -> Iterator[pa.RecordBatch]:
         """The records of a part in their order, at most so many `rows` at once; only the columns asked for are read."""
-        for path in sorted((self.folder / part).glob("*.parquet")):
+        for path in self.files(part):
             try:
                 with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                    if lost := set(columns) - set(file.schema_arrow.names):
+                        raise BadInput(f"{path} has no column {min(lost)}; screen the corpus again")
                     yield from file.iter_batches(rows, columns=list(columns))
             except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
                 raise BadInput(f"{path} cannot be read ({type(error).__name__}); screen the corpus again") from None
@@ -135,6 +156,11 @@ def screen(
                 work.run(run)
             manifest = work.write(found, conservative, given_key)
             manifest["policy"]["files"], manifest["conservative"]["files"] = made_from
+            manifest["footers"] = {
+                f"{part}/{path.name}": footer_digest(path, key)
+                for part in ("private", "public")
+                for path in sorted((folder / part).glob("*.parquet"))
+            }
             manifest["corpus"] = [os.path.realpath(source.path) for source in files]
             manifest["checksum"] = checksum(manifest)
             write_private(folder / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")

@@ -100,7 +100,7 @@ def _batches(screened: Screened, part: str, columns: Sequence[str], rows: int) -
 
 
 def _has(screened: Screened, part: str, columns: Sequence[str]) -> None:
-    paths = sorted((screened.folder / part).glob("*.parquet"))
+    paths = screened.files(part)
     if not paths:
         raise BadInput(f"{screened.folder / part} holds no records; screen the corpus again")
     try:

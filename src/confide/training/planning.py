@@ -239,7 +239,7 @@ def _sizes(screened: Screened, options: Options) -> tuple[dict[str, int], list[s
 def _check_parts(screened: Screened, options: Options, sizes: dict[str, int]) -> None:
     if options.validation is not None:
         readers.sources([options.validation])  # raises before a run is begun, if nothing is there
-    for path in sorted(screened.folder.glob("p*/*.parquet")) if options.task == "classify" else ():
+    for path in [*screened.files("public"), *screened.files("private")] if options.task == "classify" else ():
         if "label" not in pq.read_schema(path).names:
             raise BadInput(
                 f"{screened.folder} holds no labels to classify by; screen the corpus again with --label-field"

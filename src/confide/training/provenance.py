@@ -6,14 +6,13 @@ import contextlib
 import glob
 import os
 from pathlib import Path
+from typing import Any
 
-import yaml
-
-from ..errors import Refused
+from ..errors import BadInput, Refused
+from ..plain_yaml import CONFIG, run_config
 from ..screening.pipeline import Screened
 from .options import Options, option
 
-CONFIG = "config.yaml"
 TEXTS = {
     "vocabulary_from": "a vocabulary is part of what is released, and never comes from private text; name outside text, or leave the option out: "
     "the vocabulary is then made from the public part, if the method has one",
@@ -45,17 +44,18 @@ def refuse_own_weights(screened: Screened, options: Options) -> None:
         return
     for name in ("model", "tokenizer"):
         path = Path(str(getattr(options, name))).expanduser().resolve()
-        for config in (folder / CONFIG for folder in (path, *path.parents) if path.exists()):
-            if not config.is_file():
-                continue
-            with contextlib.suppress(yaml.YAMLError, OSError, UnicodeDecodeError, AttributeError, TypeError):
-                found = yaml.safe_load(config.read_text(encoding="utf-8"))
-                same = found.get("digest") == screened.manifest["digest"]
-                if same or set(found.get("corpus") or ()) & set(screened.manifest.get("corpus", ())):
-                    raise Refused(
-                        f"{option(name)} comes from a run on these very records, which this run's ledger does not count; start from a model "
-                        "that has not seen them"
-                    )
+        for folder in (path, *path.parents) if path.exists() else ():
+            found: dict[str, Any] = {}
+            if (folder / CONFIG).is_file():
+                with contextlib.suppress(BadInput):  # of something else
+                    found = run_config(folder)
+            texts = found.get("corpus")
+            same = set(map(str, texts if isinstance(texts, list) else ())) & set(screened.manifest.get("corpus", ()))
+            if same or found.get("digest") == screened.manifest["digest"]:
+                raise Refused(
+                    f"{option(name)} comes from a run on these very records, which this run's ledger does not count; start from a model "
+                    "that has not seen them"
+                )
 
 
 def _screened(folder: Path) -> bool:

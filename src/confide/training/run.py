@@ -33,6 +33,7 @@ from ..models import (
     save_tokenizer,
 )
 from ..models.tokens import BUILT_IN, pretrained
+from ..plain_yaml import CONFIG, run_config
 from ..purging import PURGED
 from ..rundir import LOCK, Lock, make_folder, sync_folder, sync_tree
 from ..screening.output import write_private
@@ -43,7 +44,6 @@ from .holdout import split_rows
 from .options import Options, listed, option
 from .phases import Phase
 from .planning import TrainingPlan, plan
-from .provenance import CONFIG
 from .telemetry import read_telemetry
 from .validation import outside
 
@@ -75,7 +75,7 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         """What became of the run, in public numbers."""
-        config = yaml.safe_load((self.folder / CONFIG).read_text(encoding="utf-8"))
+        config = run_config(self.folder)
         certificate, lines = self.certificate, self.telemetry()
         validated = [line for line in lines if line.get("validation_loss") is not None]
         if config["options"]["keep"] == "best" and validated:
@@ -439,8 +439,10 @@ def plan_of(
             f"{folder} was purged: its records and checkpoints are gone. It can be verified, reported and used, and attacked by `confide "
             f"attack --model {folder / 'model'}`; to train, start a new run"
         )
+    if not (folder / CONFIG).is_file():
+        raise BadInput(f"there is nothing to resume: {folder} holds no {CONFIG}")
     try:
-        config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+        config = run_config(folder)
         options = _options(folder, config["options"])
         for name, value in (choices or {}).items():
             if getattr(options, name) != (listed(value) if isinstance(getattr(options, name), tuple) else value):
@@ -452,9 +454,7 @@ def plan_of(
         made = plan(screened or config["screened"], options, noises=config["noise"])
     except BadInput:
         raise
-    except OSError:
-        raise BadInput(f"there is nothing to resume: {folder} holds no {CONFIG}") from None
-    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         raise BadInput(f"{folder / CONFIG} is damaged; bring it back from a backup") from None
     if made.screened.manifest["digest"] != config["digest"]:
         raise BadInput(
