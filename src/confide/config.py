@@ -41,7 +41,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
         if not isinstance(config[name], dict):
             raise BadInput(f"{path}: {name} must hold options, each with a value")
     corpus = config["corpus"] if isinstance(config["corpus"], list) else [config["corpus"]]
-    if not corpus or not all(isinstance(one, str) for one in [*corpus, config["out"]]):
+    if not corpus or not all(isinstance(one, str) and "\0" not in one for one in [*corpus, config["out"]]):
         raise BadInput(f"{path}: corpus names files, and out a folder")
     here = path.resolve().parent
     config["corpus"] = [one if "://" in one else str(here / one) for one in corpus]
@@ -120,7 +120,7 @@ def _screening_options(config: dict[str, Any]) -> Any:
     columns = {
         name: given.pop(f"{name}_field") for name in ("text", "id", "group", "label") if f"{name}_field" in given
     }
-    known = {field.name for field in fields(Screening)}
+    known = {field.name for field in fields(Screening)} - {"fields"}
     unknown = sorted(given.keys() - known)
     if unknown:
         raise BadInput(f"the section screen has an unknown option {unknown[0][:40]!r}; see `confide screen --help`")

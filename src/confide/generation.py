@@ -114,9 +114,14 @@ def _prompt_ids(tokenizer: Any, prompt: str, chat: bool) -> list[int]:
         return [first_id(tokenizer), *encode(tokenizer, prompt)]
     if not tokenizer.chat_template:
         raise BadInput("the model's tokenizer has no chat template; leave out --chat")
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-    )
+    try:
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+        )
+    except Exception as error:  # templates raise what they like
+        raise BadInput(
+            f"the chat template of the model's tokenizer cannot be used ({type(error).__name__}); leave out --chat"
+        ) from None
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

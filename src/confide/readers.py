@@ -10,6 +10,7 @@ import contextlib
 import csv
 import gzip
 import json
+import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -113,7 +114,13 @@ def _resolve(item: str) -> tuple[Any, list[str]]:
 
 def _below(filesystem: Any, folder: str, shown: str) -> list[str]:
     """The files below a folder but hidden and screened ones; of a saved data set only its data files."""
-    paths = sorted(filesystem.find(folder))
+    found = filesystem.find(folder, detail=True)
+    for path, about in found.items():
+        if about.get("type") == "other":  # a pipe would be waited for without end
+            raise BadInput(
+                f"{shown}: {os.path.basename(path)} is neither a file nor a folder; take it away, or name the files one by one"
+            )
+    paths = sorted(found)
     hidden = re.compile(r"/[._][^/]*")
     paths = [path for path in paths if not hidden.search(path[len(folder.rstrip("/")) :])]
     for marker in [path for path in paths if path.endswith("/SENSITIVE")]:

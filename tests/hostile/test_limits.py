@@ -19,9 +19,12 @@ from confide import config, readers, records
 from confide.cli import main
 from confide.commands.shell import reply
 from confide.errors import BadInput, printable
+from confide.plain_yaml import run_config
 from confide.policies import compose, load
 from confide.policies.base import Finding
-from confide.screening import Options
+from confide.screening import Options, screen
+from confide.training.options import Options as TrainingOptions
+from confide.training.provenance import refuse_own_weights
 
 PAINT = "\x1b[2J\x1b]8;;http://x\x07\x9b31m\r\u202e[red][/][link=x]\0"
 
@@ -292,3 +295,46 @@ def test_printable_keeps_text_of_all_scripts():
     assert printable(text) == text
     assert printable("a\x1b[31mb\r\u202e\x00\x9b\ud800") == "a\ufffd[31mb\ufffd\ufffd\ufffd\ufffd\ufffd"
     assert io.StringIO(printable("\x1b")).read() == "\ufffd"
+
+
+# --- plain data
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: !!timestamp foo",
+        "a: !!int ''",
+        "a: 2001-01-01",
+        "a: !!set {b}",
+        "a: !!binary aGk=",
+        "a: &x [*x]",
+        "[" * 3000,
+        "n: " + "9" * 5000,
+    ],
+)
+def test_a_configuration_is_plain_data_or_refused(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(f"{text}\noptions: {{}}\n" if not text.startswith("[") else text)
+    with pytest.raises(BadInput):
+        run_config(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["purge", str(tmp_path), "--dry-run"])
+    assert ended.value.code == 2
+
+
+def test_what_lies_above_a_model_is_no_concern(tmp_path):
+    """A configuration of something else in a folder above is left alone."""
+    (tmp_path / "config.yaml").write_text("when: 2024-13-45\n")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "c.jsonl").write_text('{"text": "no 5"}\n')
+    screened = screen(str(tmp_path / "c.jsonl"), "digits", tmp_path / "out")
+    refuse_own_weights(screened, TrainingOptions(str(tmp_path / "model"), epsilon=1.0, delta=1e-5))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    (tmp_path / "d").mkdir()
+    os.mkfifo(tmp_path / "d" / "f.jsonl")
+    with pytest.raises(BadInput, match=r"f\.jsonl is neither a file nor a folder"):
+        readers.sources([str(tmp_path / "d")])
+    with pytest.raises(BadInput, match="is a file, and this is none"):
+        load(f"known:{tmp_path / 'd' / 'f.jsonl'}")

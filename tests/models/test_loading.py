@@ -169,6 +169,23 @@ def test_a_folder_with_code_or_pickles_is_refused_by_name_before_anything_is_loa
             load()
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('"auto\\u005fmap": {"AutoModel": "x.Y"}', "names code of its own"),
+        ('"text_config": {"attn_implementation": "evil/kernel"}', "may be code"),
+        ('"_attn_implementation": "evil/kernel"', "may be code"),
+        ('"n_layer": 1000000000', "n_layer is a whole number"),
+    ],
+)
+def test_a_configuration_that_points_to_code_or_to_no_model_is_refused(gpt2, own, line, says):
+    found = own(gpt2)
+    text = (gpt2 / "config.json").read_text()
+    (gpt2 / "config.json").write_text(text.rstrip()[:-1] + f", {line}}}")
+    with pytest.raises(BadInput, match=says):
+        build(str(gpt2), found)
+
+
 @pytest.mark.parametrize("where", ["tokenizer", "generate"])
 def test_code_beside_a_known_model_never_runs(gpt2, tmp_path, where):
     evil = f"open({str(tmp_path / 'ran')!r}, 'w')"
@@ -329,7 +346,7 @@ def test_a_broken_folder_is_named(gpt2):
     with pytest.raises(BadInput, match=r"gpt2 is damaged: .* as SHA256SUMS says; bring them back"):
         load_trained(gpt2)
     (gpt2 / "SHA256SUMS").unlink()  # of another program
-    with pytest.raises(BadInput, match="gpt2: cannot load the model"):
+    with pytest.raises(BadInput, match=r"gpt2: (cannot load the model|config.json is not JSON)"):
         load_trained(gpt2)
     with pytest.raises(BadInput, match="no model there"):
         load_trained(gpt2 / "nowhere")

@@ -178,6 +178,15 @@ def test_a_screening_that_did_not_end_can_be_purged(home, capsys):
     assert not partial.exists()
 
 
+def test_what_lost_its_own_description_can_be_purged_all_the_same(home, capsys):
+    (home / "corpus" / "manifest.json").write_text("{}")
+    (home / "run" / "config.yaml").write_text("a: !!timestamp foo")
+    for folder in (home / "run", home / "corpus"):
+        assert ask(capsys, "purge", folder, "--yes")[0] == 0
+    assert not (home / "corpus").exists()
+    assert not (home / "run" / "checkpoints").exists()
+
+
 @pytest.mark.parametrize("name", ["chats.jsonl", "nothing", "."])
 def test_other_folders_are_refused(home, capsys, name):
     (home / "notes").mkdir()

@@ -39,7 +39,9 @@ class Options:
             if isinstance(value, str | list):  # as in a configuration
                 names = value.split(",") if isinstance(value, str) else value
                 object.__setattr__(self, name, tuple(str(one).strip() for one in names if str(one).strip()))
-        if self.only is not None and (not self.only or not set(self.only) <= set(ATTACKS)):
+        if self.only is not None and (
+            not isinstance(self.only, tuple) or not self.only or not set(self.only) <= set(ATTACKS)
+        ):
             raise BadInput(f"the attacks are {', '.join(ATTACKS)}; name some of them with --only, separated by commas")
         check_count("--samples", self.samples, low=20, high=10**6)
         if self.guesses is not None:

@@ -23,6 +23,13 @@ from .tokens import BUILT_IN, own_vocabulary, pretrained, room, source, why
 TASKS = ("causal", "classify")
 SUMS = "SHA256SUMS"
 SMALLER = 0.9  # a pretrained model may have some more rows than its tokenizer has tokens, not this many
+MOST = {
+    "embedding_size": 1 << 16,
+    "hidden_size": 1 << 16,
+    "num_hidden_layers": 1000,
+    "num_attention_heads": 1000,
+    "max_position_embeddings": 1 << 20,
+}
 GPT2_TINY = {"n_layer": 4, "n_embd": 128, "n_head": 4, "n_positions": 256}
 ADAPTER = "{spec} holds an adapter to another model; merge it first (PEFT's merge_and_unload) and save the whole model"
 # Parts of classifiers that a language model does not have: new weights are expected.
@@ -153,9 +160,10 @@ def _options(name: str, given: str) -> dict[str, Any]:
         key, _, value = item.partition("=")
         if key not in known:
             raise BadInput(f"{name}: unknown option {key!r}; it has {', '.join(known)}")
-        options[transformers.GPT2Config.attribute_map.get(key, key) if name == "gpt2-tiny" else key] = _value(
-            item, value
-        )
+        found = _value(item, value)
+        if key in MOST and not 1 <= found <= MOST[key]:
+            raise BadInput(f"{name}: {key} is a whole number from 1 to {MOST[key]:,}")
+        options[transformers.GPT2Config.attribute_map.get(key, key) if name == "gpt2-tiny" else key] = found
     return options
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +22,7 @@ from ..records import MASK
 END, PAD = "<|endoftext|>", "<|pad|>"
 BYTES = 256
 PATIENCE = 5  # seconds in which the hub should answer
+MOST_LAYERS = 1000
 BUILT_IN = ("lstm", "gpt2-tiny")  # models that are made here and come without a tokenizer
 LARGEST_JSON = 64 << 20  # bytes of a configuration
 _RUNS = {".bin", ".ckpt", ".dill", ".h5", ".joblib", ".pickle", ".pkl", ".pt", ".pth", ".py", ".pyc", ".so"}
@@ -116,6 +118,8 @@ def pretrained(spec: str) -> Any:
         return _bare(folder)
     try:
         found = AutoTokenizer.from_pretrained(**source(spec), use_fast=True)
+    except BadInput:
+        raise
     except Exception as error:  # tokenizers raise what they like
         raise BadInput(why(spec, error, "tokenizer")) from None
     if set(found.get_vocab()) <= set(found.all_special_tokens):  # transformers makes an empty one up
@@ -156,13 +160,40 @@ def refuse_code(folder: Path) -> None:
         for name in ("config.json", "tokenizer_config.json"):
             if (folder / name).is_file() and (folder / name).stat().st_size > LARGEST_JSON:
                 raise BadInput(f"{folder}: {name} is larger than {LARGEST_JSON >> 20} MB, so it is no configuration")
-            if (folder / name).is_file() and '"auto_map"' in (folder / name).read_text("utf-8", "replace"):
-                raise BadInput(
-                    f"{folder}: {name} names code of its own (auto_map), which is never run; take a model that transformers itself "
-                    "knows, and delete the line auto_map"
-                )
+            if (folder / name).is_file():
+                _refuse_pointers(folder, name)
     except OSError as error:
         raise BadInput(f"cannot read the model folder {folder}: {error.strerror}") from None
+
+
+def _refuse_pointers(folder: Path, name: str) -> None:
+    """Refuse a configuration that points to code, wherever in it, or describes a model that nobody has."""
+    try:
+        waiting: list[Any] = [json.loads((folder / name).read_text("utf-8"))]
+    except (ValueError, RecursionError):
+        raise BadInput(f"{folder}: {name} is not JSON; bring it back, or save the model again") from None
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        if not isinstance(part, dict):
+            continue
+        waiting += part.values()
+        if "auto_map" in part:
+            raise BadInput(
+                f"{folder}: {name} names code of its own (auto_map), which is never run; take a model that transformers itself "
+                "knows, and delete the line auto_map"
+            )
+        for key in ("attn_implementation", "_attn_implementation", "_attn_implementation_internal"):
+            if not (part.get(key) is None or part[key] in ("eager", "sdpa")):
+                raise BadInput(
+                    f"{folder}: {name} asks for another {key} than eager and sdpa, which may be code; delete that line"
+                )
+        for key in ("n_layer", "num_hidden_layers", "num_layers", "n_layers"):
+            if isinstance(part.get(key), int | float | str) and not (
+                isinstance(part[key], int) and 0 <= part[key] <= MOST_LAYERS
+            ):
+                raise BadInput(f"{folder}: {name}: {key} is a whole number, at most {MOST_LAYERS:,}")
 
 
 @lru_cache(maxsize=1)

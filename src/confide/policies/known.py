@@ -100,6 +100,8 @@ def _goes_on(text: str, place: int) -> bool:
 def _read(path: Path) -> frozenset[str]:
     entries: set[str] = set()
     try:
+        if path.exists() and not path.is_file():  # a device or a pipe may have no end
+            raise BadInput(f"{path}: the list of known secrets is a file, and this is none")
         with open(path, encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 entry = "".join(_words(line))

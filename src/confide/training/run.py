@@ -88,7 +88,7 @@ class Run:
             "task": config["options"]["task"],
             "validated_on": "all records" if config["options"]["validate_on"] == "all" else "public records",
             "validation_loss": validated[-1]["validation_loss"] if validated else None,
-            "validation_accuracy": validated[-1]["validation_accuracy"] if validated else None,
+            "validation_accuracy": validated[-1].get("validation_accuracy") if validated else None,
             "certificate": None if certificate is None else str(self.folder / "certificate.json"),
         }
         if certificate is not None:
