@@ -83,12 +83,19 @@ def test_a_hundred_thousand_entries(known):
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(b"", "holds no secret"), (b"ok\nx\n", "line 2: a known secret has 2"), (b"\xff\xfe\xfa", "not UTF-8")],
+    [
+        (b"", "holds no secret"),
+        (b"Quentin Hidden\nx\n", "line 2: a known secret has 2"),
+        (b"Quentin" * 200, "line 1"),
+        (b"Hidden\xff\xfe\xfa", "not UTF-8"),
+    ],
 )
 def test_bad_lists_are_named_without_their_content(tmp_path, content, reason):
     (tmp_path / "list.txt").write_bytes(content)
-    with pytest.raises(BadInput, match=reason):
+    with pytest.raises(BadInput, match=reason) as told:
         load(f"known:{tmp_path / 'list.txt'}")
+    said = str(told.value).replace(str(tmp_path), "")
+    assert not [line for line in content.split(b"\n") if len(line) > 3 and line.decode("latin-1")[:20] in said]
 
 
 def test_lists_that_are_not_there():
