@@ -262,6 +262,8 @@ def test_claims_about_a_shape_are_held_against_the_numbers():
     assert not holds(Check("below", ("a", "b"), "ppl", ""), result)[0]
     assert holds(Check("within", ("a", "b"), "ppl", "", 1.7), result)[0]
     assert not holds(Check("within", ("a", "b"), "ppl", "", 1.5), result)[0]
+    assert holds(Check("exceeds", ("a", "b"), "ppl", "", -0.95), result)[0]
+    assert not holds(Check("exceeds", ("a", "b"), "ppl", "", 0.0), result)[0]
     assert holds(Check("chance", ("b",), "ppl", "", 2.0), result)[0] is None  # of two runs
     assert holds(Check("rises", ("absent",), "ppl", ""), result) == (None, "not measured yet")
     head, lines = table(result)

@@ -233,7 +233,10 @@ def holds(check: Check, result: Result) -> tuple[bool | None, str]:
         return None, UNMEASURED
     level = check.level if check.kind == "within" else 1.0
     numbers = [number for _, one, other in pairs for number in (one.mean, other.mean)]
-    good: bool | None = all(one.mean < level * other.mean for _, one, other in pairs)
+    good: bool | None = all(
+        one.mean - other.mean >= check.level if check.kind == "exceeds" else one.mean < level * other.mean
+        for _, one, other in pairs
+    )
     if good and (len(pairs) < len(_planned(first, result)) or not all(map(math.isfinite, numbers))):
         good = None  # so far, or for want of numbers
     said = "; ".join(

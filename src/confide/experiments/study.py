@@ -48,7 +48,7 @@ class Check:
 
     `kind`: "below" (the first row lies below the second, at every value), "rises" or "falls" (from the first value to the last),
     "chance" (the row is at chance: its interval holds `level`, at every value), "within" (the first row is at most `level`
-    times the second).
+    times the second), "exceeds" (the first row lies above the second by at least `level`).
     """
 
     kind: str
