@@ -186,8 +186,8 @@ def test_runs_of_a_search_compose():
     ]
     text = section(Result(study, SMOKE, tuple(rows), 0, ()), None)
     together = curve([PoissonGaussian(0.1, 2.0, 150)], "substitution", 1).epsilon(1e-5)
-    assert f"The 3 noised runs of the search on sst2 together cost ε = {up(together)} at δ = 1e-05." in text
-    assert "The 1 noised runs of the search on customersim together cost nothing, since it is simulated." in text
+    assert f"Noised runs of the search on sst2, 3 so far, together cost ε = {up(together)} at δ = 1e-05." in text
+    assert "Noised runs of the search on customersim, 1 so far, together cost nothing, since it is simulated." in text
 
 
 def test_the_page_is_made_of_runs_alone(bench, done, tmp_path, monkeypatch):

@@ -379,7 +379,7 @@ def _search_cost(result: Result) -> list[str]:
             if corpus in MADE_UP
             else f"ε = {up(whole.epsilon(delta))} at δ = {delta:g}"
         )
-        said.append(f"* The {len(rows)} noised runs of the search on {corpus} together cost {cost}.")
+        said.append(f"* Noised runs of the search on {corpus}, {len(rows)} so far, together cost {cost}.")
     return [*said, *([""] if said else [])]
 
 
