@@ -361,13 +361,18 @@ def _contents(world, name):
 
 
 def _records(folder):
+    from confide.errors import ConfideError
     from confide.screening.pipeline import Screened
 
-    screened = Screened.open(folder)
     columns = {"public": ["id", "text"], "private": ["id", "text", "raw"]}
-    found = {
-        part: [row for b in screened.batches(part, names) for row in b.to_pylist()] for part, names in columns.items()
-    }
+    try:
+        screened = Screened.open(folder)
+        found = {
+            part: [row for b in screened.batches(part, names) for row in b.to_pylist()]
+            for part, names in columns.items()
+        }
+    except ConfideError as error:
+        raise Failed(f"the screened corpus cannot be read: {error}") from None
     manifest = {key: value for key, value in screened.manifest.items() if key not in ("digest", "checksum")}
     # what was planted is drawn anew
     return (
