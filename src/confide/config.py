@@ -14,7 +14,7 @@ from typing import Any
 from rich.progress import Progress
 
 from .errors import BadInput, ConfideError, printable
-from .plain_yaml import read_yaml
+from .plain_yaml import CONFIG, read_yaml
 from .rundir import locked, make_folder
 from .training.options import Options
 
@@ -165,7 +165,7 @@ def _train(config: dict[str, Any], screened: Any, out: Path, progress: Progress)
 
     options = Options.from_plain(config["train"])
     folder = out / "run"
-    begun = (folder / "config.yaml").exists()
+    begun = (folder / CONFIG).exists()
     if begun:
         plan = plan_of(folder, screened.folder, {f.name: getattr(options, f.name) for f in fields(options)})
         if (folder / "model").exists() and ((folder / "certificate.json").exists() or plan.certificate() is None):

@@ -197,6 +197,18 @@ def test_missed_secrets_that_became_public_must_be_counted(ledger):
         issue(ledger(conservative="scores"), DELTA, Redraws(200, 20))
 
 
+def test_weights_from_unflagged_lines_limit_whose_secrets_and_take_no_evidence(ledger):
+    """A secret that both policies miss in its line is in the weights without noise, even where every record is private."""
+    certificate = issue(ledger(weights="unflagged-lines"), DELTA)
+    assert "inside a line that, looked at alone" in guarantee(certificate, "per-secret")["sentence"]
+    assert "the lines that no policy flags" in assumption(certificate, "start")
+    assert "A secret in a line that no policy flags" in certificate["not_promised"][0]
+    with pytest.raises(Refused, match="counts what becomes public by records"):
+        issue(ledger(name="b", weights="unflagged-lines"), DELTA, Redraws(200, 20, 0))
+    with pytest.raises(Refused, match="proven for crt and dpsgd"):
+        issue(ledger(name="c", weights="unflagged-lines", method="sdp"), DELTA)
+
+
 def test_a_noised_phase_one_must_have_steps(ledger):
     with pytest.raises(Refused, match="no step of it"):
         issue(ledger(("phase2", STEPS), method="jft", jft_phase1="noised"), DELTA)

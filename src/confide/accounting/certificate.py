@@ -157,6 +157,11 @@ def refuse_evidence(setting: Setting, evidence: Evidence | None) -> None:
             "no certificate: the evidence is not the one that the ledger names, which was fixed before training; bring that "
             "one back, or leave the evidence out"
         )
+    if setting.weights != "outside":
+        raise Refused(
+            "no certificate: the evidence counts what becomes public by records, but the initial weights know the unflagged lines of private "
+            "ones; leave the evidence out, or start from outside weights"
+        )
     if setting.method not in ("crt", "jft"):
         raise Refused(
             f"no certificate: a miss rate says nothing about {setting.method}, which trains on the text unredacted; "

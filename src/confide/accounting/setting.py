@@ -267,9 +267,8 @@ _REFUSALS: tuple[tuple[Callable[[Setting], bool], str], ...] = (
         "constant such as rate times records",
     ),
     (
-        lambda s: s.weights != "outside" and (s.method not in ("crt", "dpsgd") or bool(s.evidence)),
-        "initial weights from unflagged lines of the same documents are proven for crt and dpsgd, and without a review, which counts what "
-        "becomes public by records and not by lines; start from outside weights",
+        lambda s: s.weights != "outside" and s.method not in ("crt", "dpsgd"),
+        "initial weights from unflagged lines of the same documents are proven for crt and dpsgd only; start from outside weights",
     ),
     (
         lambda s: s.method == "sdp" and s.mask_records == "drop",

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadInput, Contradiction
+from ..plain_yaml import CONFIG
 from ..policies import load, merged
 from ..records import Fields
 from ..screening import Screened, screen
@@ -311,7 +312,7 @@ def _train(job: Job, bench: Bench, folder: Path, tick: Tick) -> None:
         return
     if (folder / "model").exists():
         return
-    begun = (folder / "config.yaml").exists()
+    begun = (folder / CONFIG).exists()
     plan = plan_of(folder) if begun else make_plan(bench.screened(job), **bench.options(job))
     watch = _watch(job, bench, folder) if job.each_epoch else None
     train_plan(plan, folder, resume=begun, tick=tick, after_epoch=watch)

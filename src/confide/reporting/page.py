@@ -13,6 +13,7 @@ from .. import __version__
 from ..accounting import issue, read_ledger
 from ..accounting import write as write_certificate
 from ..errors import BadInput, ConfideError, printable
+from ..plain_yaml import CONFIG
 from ..rundir import locked
 from ..screening.output import write_private
 from . import wording
@@ -63,7 +64,7 @@ def report(
         path = Path(out) if out is not None else folders[0].resolve().parent / f"comparison{suffix}.html"
         page = environment.get_template("compare.html.j2").render(**_common(shareable), **compare(shown, found))
         return _write(path, page)
-    with locked(folders[0], "config.yaml"):
+    with locked(folders[0], CONFIG):
         return _report(folders[0], shown[0], found[0], out, shareable)
 
 
