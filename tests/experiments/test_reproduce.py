@@ -3,23 +3,25 @@
 import csv
 import io
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from confide.accounting import PoissonGaussian, curve
+from confide.accounting import PoissonGaussian, curve, verify
 from confide.accounting.guarantees import up
 from confide.accounting.papers import crt_bayesian_epsilon
-from confide.errors import BadInput
+from confide.errors import BadInput, Contradiction
 from confide.experiments import reproduce as module
-from confide.experiments.jobs import FINISHED, KEPT, PRIVATE_LINE, Bench, Job, skeletons
-from confide.experiments.numbers import COLUMNS
+from confide.experiments.jobs import FINISHED, KEPT, PRIVATE_LINE, Bench, Job, judge, skeletons
+from confide.experiments.numbers import COLUMNS, numbers, of_another_run
 from confide.experiments.reproduce import STUDIES, chosen, command, make_all, render
 from confide.experiments.results import Point, Result, as_csv, collect, holds, left_of, section, table
 from confide.experiments.scales import SCALES
 from confide.experiments.study import Check, Study, Sweep, jobs
+from confide.models import load_trained
 from confide.screening import Screened, screen
 
 SMOKE = SCALES["smoke"]
@@ -57,6 +59,16 @@ def test_every_study_describes_jobs_with_known_columns_and_rows():
         for check in study.checks:
             assert set(check.rows) <= rows, (study.name, check)
             assert check.column in COLUMNS
+
+
+def test_no_noised_row_asks_for_larger_batches_than_it_has_documents():
+    for study in STUDIES.values():
+        for planned in jobs(study, SCALES["cpu"]):
+            job = planned.job
+            if job.screen.get("unit") != "document" or job.documents is None:
+                continue
+            kept = job.documents * (1 - job.train.get("validation_share", 0))
+            assert job.train.get("private_batch_size", 0) <= kept, (study.name, planned.row.name)
 
 
 def test_a_key_changes_with_everything_that_a_run_depends_on():
@@ -103,16 +115,20 @@ def test_results_show_what_was_measured_and_nothing_else(bench, done):
     assert all(row["bayesian"] == row["epsilon"] > row["paper_bayesian"] > 0 for row in missed)
     rows = list(csv.DictReader(io.StringIO(as_csv(result))))
     assert [float(one["ppl"]) for one in rows] == pytest.approx([row["ppl"] for row in result.rows], rel=1e-5)
-    text = section(result, "results/fig3.svg")
+    text = section(result, ["results/fig3.svg"])
     assert (
         "Sound ε of crt lstm, CustomerSim: per-secret, substitution, k = 1, unit turn, poisson sampling, δ = 8e-05."
         in text
     )
-    size = (
-        "trained on the first 60 documents, a turn a record, cut at 64 tokens; judged on the first 5 of the test split"
-    )
+    size = "trained on the first 60 documents, a turn a record, cut at 64 tokens; judged on 5 texts of the test split"
     assert f"* lstm on customersim-small: {size}. Conservative policy allowlist, policy" in text
-    assert "policy `union(customersim, digits)`, made to miss 0% or 50% of the secrets." in text
+    assert (
+        "policy `union(customersim, digits)`; of the secrets that are known in them it misses 0.0%, and 0.0% stand where neither"
+        in text
+    )
+    assert "On purpose it misses 0% or 50% of what it finds." in text
+    steps = {row["noised_steps"] for row in missed}
+    assert f"* crt lstm, CustomerSim: {min(steps)} noised steps at rate " in text
     for row in result.rows:
         assert f"{row['exposure_mean']:.2f}" in text or f"{row['exposure_mean']:.3f}" in text
 
@@ -132,7 +148,7 @@ def test_a_run_counts_only_if_its_certificate_and_its_data_hold(bench, done, tmp
     assert {row["row"] for row in result.rows} == {"redacted lstm, CustomerSim"}
     assert len(result.refused) == 2
     assert "another test split" in result.refused[1]
-    assert "Left out" in section(result, None)
+    assert "Left out" in section(result)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +180,117 @@ def test_a_certificate_of_another_run_does_not_count(bench, done, tmp_path):
     make_all([study], SMOKE, other)
     for name in ("certificate.json", "ledger.jsonl"):
         shutil.copy(other.run(jobs(study, SMOKE)[0].job) / name, other.run(mine) / name)
+    (other.run(mine) / "config.yaml").unlink()  # which would tell by itself
     assert "of another run" in collect(done, SMOKE, other).refused[0]
+
+
+def test_a_run_that_another_tokenizer_has_judged_does_not_count(bench, done, tmp_path):
+    """Perplexities of two reference tokenizers do not compare."""
+    job = jobs(done, SMOKE)[0].job
+    shutil.copytree(bench.folder, tmp_path / "copy")
+    other = Bench(tmp_path / "copy", reference=str(bench.run(job) / "model"))
+    assert "ppl" in numbers(job, other)
+    judged = other.run(job) / "evaluation.json"
+    found = json.loads(judged.read_text())
+    found["documents"]["reference_tokens"] += 1
+    judged.write_text(json.dumps(found))
+    with pytest.raises(Contradiction, match="another reference tokenizer"):
+        numbers(job, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("certificate.json", "is not the one that the run left"), ("evaluation.json", "is not the one that the run left")],
+)
+def test_a_fileof_another_run_does_not_count_among_those_that_were_kept(bench, done, tmp_path, name, says):
+    kept = tmp_path / "runs"
+    keeping = replace(bench, kept=kept)
+    mine, other = (
+        next(one.job for one in jobs(done, SMOKE) if one.row.method == method) for method in ("crt", "redacted")
+    )
+    for job in (mine, other):
+        keeping.keep(job)
+    elsewhere = Bench(tmp_path / "elsewhere", own_tokens=True, kept=kept)
+    assert "ppl" in numbers(mine, elsewhere)
+    text = (kept / mine.name / name).read_text()
+    (kept / mine.name / name).write_text(
+        text.replace("1", "2", 1) if name == "certificate.json" else (kept / other.name / name).read_text()
+    )
+    with pytest.raises(Contradiction, match=says):
+        numbers(mine, elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"epsilon": 1.0}, "epsilon"),
+        ({"clip_norm": 3.0}, "clipping norm"),
+        ({"noise": 9.0, "epsilon": None}, "noise of train"),
+    ],
+)
+def test_a_certificate_is_held_against_what_its_run_was_to_do(bench, done, change, wrong):
+    job = next(one.job for one in jobs(done, SMOKE) if one.row.method == "crt")
+    assert not list(of_another_run(job, bench, verify(bench.run(job)).certificate, bench.run(job)))
+    other = replace(job, train={**job.train, **change})
+    assert list(of_another_run(other, bench, verify(bench.run(job)).certificate, bench.run(job))) == [wrong]
+    elsewhere = replace(job, screen={**job.screen, "dedup": "near"})
+    assert list(of_another_run(elsewhere, bench, verify(bench.run(job)).certificate, bench.run(job))) == [
+        "screened corpus"
+    ]
+
+
+def test_a_perplexity_is_that_of_the_nats_that_were_measured(bench, done, tmp_path):
+    other = Bench(tmp_path / "copy", own_tokens=True)
+    shutil.copytree(bench.folder, other.folder)
+    job = jobs(done, SMOKE)[0].job
+    before = numbers(job, other)
+    judged = other.run(job) / "evaluation.json"
+    judged.write_text(re.sub(r'"perplexity": [0-9.]+', '"perplexity": 1.5', judged.read_text()))
+    assert numbers(job, other) == before
+
+
+def test_what_a_policy_misses_is_counted_by_the_secrets_that_are_known(done, tmp_path, monkeypatch):
+    text = "SYS: Your name?\nUSR: Zorgal Quint\nUSR: 555-1234"
+    secrets = [{"start": text.index(one), "end": text.index(one) + len(one)} for one in ("Zorgal Quint", "555-1234")]
+    (tmp_path / "test.jsonl").write_text(json.dumps({"text": text, "secrets": secrets}) + "\n")
+    (tmp_path / "valid.jsonl").write_text('{"text": "555"}\n')
+    monkeypatch.setattr(Bench, "corpus", lambda self, name: tmp_path)
+    job = jobs(done, SMOKE)[0].job
+
+    def count(policy, conservative, unit, split="test"):
+        screen = {"policy": policy, "conservative": conservative, "unit": unit}
+        return tuple(Bench(tmp_path).misses(replace(job, screen=screen, split=split)).values())
+
+    assert count("patterns", "nothing", "turn") == (0.5, 0.5)
+    assert count("miss(patterns, 0.9, 0)", "nothing", "turn") == (0.5, 0.5)  # but for what it misses on purpose
+    assert count("patterns", "allowlist", "turn") == (0.5, 0.0)
+    assert count("patterns", "nothing", "document") == (0.5, 0.0)
+    assert count("everything", "nothing", "turn") == (0.0, 0.0)
+    assert count("patterns", "nothing", "turn", "valid") == ()
+
+
+def test_where_nobody_knows_the_secrets_those_of_the_policy_digits_are_judged_apart(bench, done, monkeypatch, tmp_path):
+    job = jobs(done, SMOKE)[0].job
+    (tmp_path / "test.jsonl").write_text('{"text": "My code is 482913, or so."}\n')
+    monkeypatch.setattr(Bench, "corpus", lambda self, name: tmp_path)
+    loaded = load_trained(bench.run(job) / "model")
+    assert "secret" not in judge(job, bench, *loaded)["documents"]
+    found = judge(replace(job, screen={**job.screen, "policy": "digits"}), bench, *loaded)["documents"]
+    assert found["secret"]["tokens"] > 0
+    assert found["non_secret"]["tokens"] > 0
+
+
+def test_a_missed_canary_stays_missed_in_a_trial():
+    studies = {study.name: study for study in module._all(SMOKE, Bench(Path("x"), Path("data")))}
+    named = {one.row.name: one.job.screen["canaries"] for one in jobs(studies["jft-fig2"], SMOKE)}
+    assert named["jft, missed"].startswith("policy=missed,")
+    assert "policy" not in named["jft, caught"]
+    assert len({one.job.key for one in jobs(studies["jft-fig2"], SMOKE)}) == len(named)
+
+
+def test_a_study_that_cannot_be_simulated_asks_for_its_data(tmp_path):
+    with pytest.raises(BadInput, match="needs texts that nobody can simulate"):
+        command("jft-fig2", scale="smoke", data=None, out=tmp_path / "out")
 
 
 def test_a_contradicted_certificate_is_said_to_be(bench, done, tmp_path):
@@ -173,7 +299,7 @@ def test_a_contradicted_certificate_is_said_to_be(bench, done, tmp_path):
     mine = next(one.job for one in jobs(done, SMOKE) if one.row.method == "crt")
     found = json.loads((other.run(mine) / "attacks.json").read_text())
     (other.run(mine) / "attacks.json").write_text(json.dumps({**found, "contradictions": ["an audit"]}))
-    assert f"**An attack contradicts the certificate of {mine.name}.**" in section(collect(done, SMOKE, other), None)
+    assert f"**An attack contradicts the certificate of {mine.name}.**" in section(collect(done, SMOKE, other))
 
 
 def test_runs_of_a_search_compose():
@@ -184,9 +310,14 @@ def test_runs_of_a_search_compose():
     rows = [{**row, "row": "a", "seed": n, "corpus": "sst2"} for n in range(3)] + [
         {**row, "row": "b", "seed": 0, "corpus": "customersim"}
     ]
-    text = section(Result(study, SMOKE, tuple(rows), 0, ()), None)
-    together = curve([PoissonGaussian(0.1, 2.0, 150)], "substitution", 1).epsilon(1e-5)
-    assert f"Noised runs of the search on sst2, 3 so far, together cost ε = {up(together)} at δ = 1e-05." in text
+    text = section(Result(study, SMOKE, tuple(rows), 0, ()))
+    together, more = (
+        curve([PoissonGaussian(0.1, 2.0, steps)], "substitution", 1).epsilon(1e-5) for steps in (150, 200)
+    )
+    assert (
+        f"Noised runs of the search on sst2, 3 so far, together cost ε = {up(together)} at δ = 1e-05, and ε = {up(more)} with one more run like the last"
+        in text
+    )
     assert "Noised runs of the search on customersim, 1 so far, together cost nothing, since it is simulated." in text
 
 
@@ -199,6 +330,10 @@ def test_the_page_is_made_of_runs_alone(bench, done, tmp_path, monkeypatch):
     text = page.read_text()
     assert "CRT, Figure 3" in text
     assert "(results/fig3.svg)" in text
+    verdicts = [holds(check, results[0])[0] for check in done.checks]
+    counts = " | ".join(str(verdicts.count(verdict)) for verdict in (True, False, None))
+    total = len(jobs(done, SMOKE))
+    assert f"| CRT, Figure 3 | {done.title} | {counts} | {total} of {total} |" in text
     assert {one.name for one in (tmp_path / "docs" / "results").iterdir()} == {"fig3.csv", "fig3.svg"}
     with pytest.raises(BadInput, match="no finished run"):
         render(SMOKE, Bench(tmp_path / "empty"), page)
@@ -277,7 +412,7 @@ def test_the_shape_of_a_figure_is_told_order_moves_and_crossings():
     rows = rows_of("a", "ppl", {0: [1.0], 0.2: [2.0], 0.5: [4.0]}) + rows_of(
         "b", "ppl", {0: [2.0], 0.2: [2.5], 0.5: [3.0]}
     )
-    text = section(Result(study, SMOKE, tuple(rows), 0, ()), None)
+    text = section(Result(study, SMOKE, tuple(rows), 0, ()))
     assert "Order by PPL, missed at 0: a < b; at 0.5: b < a. " in text
     assert "Lines move: a by +3 from 0 to 0.5; b by +1 from 0 to 0.5. Lines cross: a and b between 0.2 and 0.5." in text
 
@@ -295,7 +430,8 @@ def attacked(name, values):
     [
         ({0: 0.5, 0.5: 0.53}, None, True),  # higher, but within the intervals
         ({0: 0.5, 0.5: 0.7}, True, False),  # one value above chance is enough to fail
-        ({0: 0.54, 0.5: 0.51}, False, True),
+        ({0: 0.54, 0.5: 0.51}, None, True),  # lower, but within them too
+        ({0: 0.7, 0.5: 0.5}, False, False),
     ],
 )
 def test_a_single_run_is_judged_by_its_own_intervals(values, rises, chance):
@@ -337,7 +473,7 @@ def test_a_run_may_start_from_a_model_of_the_public_lines(bench):
     assert bench.finished(one.job.start) is not None
     result = collect(study, SMOKE, bench)
     assert result.rows[0]["epsilon"] <= 2.74
-    assert "the initial weights are from unflagged lines of the same dialogues" in section(result, None)
+    assert "the initial weights are from unflagged lines of the same dialogues" in section(result)
     certificate = json.loads((bench.run(one.job) / "certificate.json").read_text())
     said = {part["id"]: part["text"] for part in certificate["assumptions"]}
     assert "the lines that no policy flags" in said["start"]

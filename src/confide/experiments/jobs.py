@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from hashlib import file_digest, sha256
 from itertools import islice
 from pathlib import Path
@@ -38,6 +38,7 @@ ATTACKS = "attacks.json"
 KEPT = ("ledger.jsonl", "certificate.json", ATTACKS, EVALUATION, EPOCHS, FINISHED)  # the last one last
 # What is kept of attacks.json: numbers over many records, never one record's or an error's words
 OF_ATTACKS = {"exposure": ("max", "mean", "number", "chance"), "membership": ("strongest", "blind", "group", "papers")}
+LINE = re.compile(r"[^\n]+")
 Tick = Callable[[int, int], object]
 
 
@@ -104,13 +105,14 @@ class Bench:
         folder = self.run(job)
         if self.kept is None or not (folder / FINISHED).is_file() or self.kept.resolve() == folder.parent.resolve():
             return
-        (self.kept / job.name).mkdir(parents=True, exist_ok=True)
-        for name in KEPT:
+        kept = self.kept / job.name
+        kept.mkdir(parents=True, exist_ok=True)
+        for name in KEPT[:-1]:
             if (folder / name).exists():
                 text = (folder / name).read_text(encoding="utf-8")
-                (self.kept / job.name / name).write_text(
-                    _kept_of_attacks(text) if name == ATTACKS else text, encoding="utf-8"
-                )
+                (kept / name).write_text(_kept_of_attacks(text) if name == ATTACKS else text, encoding="utf-8")
+        done = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
+        _write(kept / FINISHED, {**done, "files": file_digests(kept)})
 
     def corpus(self, name: str) -> Path:
         """The folder of a corpus's splits, made if it is not there."""
@@ -126,6 +128,10 @@ class Bench:
         """The tokens of the first dialogues of a split as S-DP counted them: line by line, the speaker's tag as one token."""
         return _sdp_tokens(self.corpus(name) / f"{split}.jsonl", number, self)
 
+    def reference_tokens(self, name: str, split: str, number: int) -> dict[str, int]:
+        """The reference tokenizer's tokens of the first texts of a split, as they are and line by line."""
+        return _reference_tokens(self.corpus(name) / f"{split}.jsonl", number, self)
+
     def tokenizer(self) -> Any:
         """The reference tokenizer; None where each model's own tokens count."""
         from ..models.tokens import pretrained
@@ -136,14 +142,29 @@ class Bench:
         named = self.reference or next((str(one) for one in beside if (one / "tokenizer.json").exists()), "gpt2")
         return pretrained(named)
 
+    def misses(self, job: Job) -> dict[str, float]:
+        """Of the secrets in the texts that a job is judged on, by ground truth: which share its policy misses, but for what it misses on purpose,
+        and which share stands where neither policy flags anything; none where nobody knows the secrets."""
+        policy = str(job.screen["policy"])
+        if policy.startswith("miss("):
+            policy = policy[len("miss(") :].rsplit(",", 2)[0]
+        return _misses(
+            self.corpus(job.corpus) / f"{job.split}.jsonl", job.tests, str(self._filled(policy)), str(job.screen["conservative"]),
+            str(job.screen["unit"]),
+        )  # fmt: skip
+
+    def screened_name(self, job: Job) -> str:
+        """The name of a job's screened corpus: a digest of the text and of how it is screened."""
+        plain = json.dumps(
+            [job.corpus, job.documents, self.digest(job.corpus, "train"), dict(job.screen)], sort_keys=True
+        )
+        return f"{job.corpus}-{sha256(plain.encode()).hexdigest()[:12]}"
+
     def screened(self, job: Job) -> Screened:
         """The screened corpus of a job; jobs that screen alike share it."""
         if job.public_only:
             return self._public_alone(job)
-        plain = json.dumps(
-            [job.corpus, job.documents, self.digest(job.corpus, "train"), dict(job.screen)], sort_keys=True
-        )
-        folder = self.folder / "screened" / f"{job.corpus}-{sha256(plain.encode()).hexdigest()[:12]}"
+        folder = self.folder / "screened" / self.screened_name(job)
         with locked(folder):
             if not folder.exists():
                 options = {name: self._filled(value) for name, value in job.screen.items()}
@@ -207,10 +228,43 @@ class Bench:
         return found
 
 
-@cache
-def _digest(path: Path) -> str:
+def _file_digest(path: Path) -> str:
     with open(path, "rb") as file:
         return file_digest(file, "sha256").hexdigest()
+
+
+_digest = cache(_file_digest)
+
+
+@cache
+def _reference_tokens(path: Path, number: int, bench: Bench) -> dict[str, int]:
+    with open(path, encoding="utf-8") as file:
+        texts = [json.loads(row)["text"] for row in islice(file, number)]
+    lines = [line for text in texts for line in LINE.findall(text)]
+    read = partial(bench.tokenizer(), add_special_tokens=False, split_special_tokens=True, verbose=False)
+    return {name: sum(map(len, read(some)["input_ids"])) for name, some in (("documents", texts), ("lines", lines))}
+
+
+@cache
+def _misses(path: Path, number: int, policy: str, conservative: str, unit: str) -> dict[str, float]:
+    caught, flagged = load(policy).find, load(conservative).find
+    secrets = missed = unflagged = 0
+    with open(path, encoding="utf-8") as file:
+        rows = [json.loads(line) for line in islice(file, number)]
+    for row in rows:
+        units = [(0, len(row["text"]))] if unit == "document" else [one.span() for one in LINE.finditer(row["text"])]
+        for low, high in units:
+            inside = [one for one in row.get("secrets", ()) if low <= one["start"] and one["end"] <= high]
+            if not inside:
+                continue
+            spans = merged(caught(row["text"][low:high]))
+            private = bool(spans) or bool(flagged(row["text"][low:high]))
+            for one in inside:
+                secrets += 1
+                if not any(start <= one["start"] - low and one["end"] - low <= end for start, end in spans):
+                    missed += 1
+                    unflagged += not private
+    return {"policy_misses": missed / secrets, "neither_flags": unflagged / secrets} if secrets else {}
 
 
 @cache
@@ -379,10 +433,14 @@ def judge(job: Job, bench: Bench, model: Any, tokenizer: Any) -> dict[str, Any]:
         labels = [classes.index(row["label"]) for row in rows]
         return {"classes": evaluate_classes(model, tokenizer, [row["text"] for row in rows], labels, max_length=length)}
     whole, lines = [], []
+    # S-DP's private tokens are those that its policy finds: where nobody knows the secrets, these are judged apart
+    found = load("digits").find if job.screen["policy"] == "digits" else None
     for row in rows:
         spans = [(one["start"], one["end"]) for one in row["secrets"]] if "secrets" in row else None
+        if spans is None and found is not None:
+            spans = merged(found(row["text"]))
         whole.append(Held(row["text"], None if spans is None else tuple(spans)))
-        for low, high in (match.span() for match in re.finditer(r"[^\n]+", row["text"])):
+        for low, high in (match.span() for match in LINE.finditer(row["text"])):
             inside = None if spans is None else tuple(
                 (max(start, low) - low, min(end, high) - low) for start, end in spans if start < high and end > low
             )  # fmt: skip
@@ -406,6 +464,11 @@ def _attack(job: Job, folder: Path) -> None:
     except BadInput:
         if not (folder / ATTACKS).exists():
             raise
+
+
+def file_digests(folder: Path) -> dict[str, str]:
+    """What the files of a finished run are, but for the last of them, which says it."""
+    return {name: _file_digest(folder / name) for name in KEPT[:-1] if (folder / name).exists()}
 
 
 def _write(path: Path, found: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from ..accounting.events import PoissonGaussian
 from ..accounting.ledger import read_ledger
 from ..accounting.papers import crt_bayesian_at, rdp_epsilon
 from ..errors import Contradiction
-from .jobs import ATTACKS, EPOCHS, EVALUATION, FINISHED, Bench, Job
-from .scales import ORIGINAL
+from .jobs import ATTACKS, EPOCHS, EVALUATION, FINISHED, Bench, Job, file_digests
+from .scales import ORIGINAL, PRIVATE
 
 UNSEEN = 1 / math.log(2)  # bits: the mean exposure of a canary that was never trained on
 # Every number that a study may show, and what it is
@@ -48,12 +49,15 @@ COLUMNS: dict[str, str] = {
     "paper_group_chance": "chance of that",
     "sdp_mia": "MIA as S-DP counts",
     "sdp_mia_chance": "chance of that",
+    "sdp_rounds": "S-DP's MIA in two rounds",
+    "sdp_rounds_chance": "chance of that",
     "amplified": "Bayesian ε",
     "redacted": "share redacted",
 }
 
 
-CERTIFIED = ("crt", "dpsgd", "jft")
+CERTIFIED = ("crt", "dpsgd", "jft")  # and sdp, where its certificate has not been refused
+TOLERANCE = 1e-6
 
 
 def numbers(job: Job, bench: Bench, missed: float = 0.1) -> dict[str, Any]:
@@ -61,8 +65,11 @@ def numbers(job: Job, bench: Bench, missed: float = 0.1) -> dict[str, Any]:
     folder, done = _checked(job, bench)
     found: dict[str, Any] = {"run": folder.name, "seconds": round(sum(done["seconds"].values()))}
     found |= _privacy(folder, missed) | done.get("published", {})
+    if job.train["method"] in PRIVATE:
+        found.setdefault("epsilon", math.inf)
+        found |= _noised(job, folder)
     judged = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
-    found |= _utility(judged)
+    found |= _utility(judged, job, bench) | bench.misses(job)
     if job.corpus == ORIGINAL and not bench.own_tokens:
         found |= _as_sdp_counts(judged["documents"], bench.sdp_tokens(job.corpus, job.split, job.tests))
     if (folder / ATTACKS).exists():
@@ -78,7 +85,7 @@ def epochs(job: Job, bench: Bench, missed: float = 0.1) -> list[dict[str, Any]]:
     for line in (folder / EPOCHS).read_text(encoding="utf-8").splitlines():
         one = json.loads(line)
         spent = sum(one["spent"].values())
-        row = {"epoch": one["epoch"] + 1, **_utility(one)}
+        row = {"epoch": one["epoch"] + 1, "run": folder.name, **_utility(one, job, bench), **bench.misses(job)}
         if spent and about:
             row |= about | _epsilons(folder, missed, spent)
         found[one["phase"], one["epoch"]] = row  # a resumed run may have judged an epoch twice
@@ -93,6 +100,8 @@ def _checked(job: Job, bench: Bench) -> tuple[Path, dict[str, Any]]:
     done = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
     if done["key"] != job.key:
         raise Contradiction(f"{folder.name} holds a run of another description")
+    if done.get("files", found := file_digests(folder)) != found:
+        raise Contradiction(f"{folder.name}: a file of it is not the one that the run left")
     for split, digest in done["data"].items():
         if bench.digest(job.corpus, split) != digest:
             raise Contradiction(
@@ -103,12 +112,32 @@ def _checked(job: Job, bench: Bench) -> tuple[Path, dict[str, Any]]:
             raise Contradiction(f"{folder.name} has lost its certificate")
         return folder, dict(done)
     certificate = verify(folder).certificate
-    for name, stated in (("method", certificate["method"]), ("delta", certificate["delta"])):
-        if stated != job.train[name]:
-            raise Contradiction(f"{folder.name} holds a certificate of another run: its {name} is not that of the run")
-    if certificate["unit"] != job.screen.get("unit", certificate["unit"]):
-        raise Contradiction(f"{folder.name} holds a certificate of another run: its unit is not that of the run")
+    wrong = next(of_another_run(job, bench, certificate, folder), None)
+    if wrong is not None:
+        raise Contradiction(f"{folder.name} holds a certificate of another run: its {wrong} is not that of the run")
     return folder, dict(done)
+
+
+def of_another_run(job: Job, bench: Bench, certificate: dict[str, Any], folder: Path) -> Iterator[str]:
+    """In what a certificate, or its ledger, is not about a job."""
+    setting, train = certificate["setting"], job.train
+    if certificate["method"] != train["method"]:
+        yield "method"
+    if certificate["delta"] != train["delta"]:
+        yield "delta"
+    if certificate["unit"] != job.screen["unit"]:
+        yield "unit"
+    if not setting["subject"].endswith(f" on {bench.screened_name(job)}"):
+        yield "screened corpus"
+    if not math.isclose(setting["clipping_norm"], train.get("clip_norm", setting["clipping_norm"])):
+        yield "clipping norm"
+    for phase, event in read_ledger(folder / "ledger.jsonl").planned:
+        noise = train.get("phase1_noise" if phase == "phase1" else "noise")
+        if noise is not None and not math.isclose(noise, getattr(event, "noise_multiplier", noise)):
+            yield f"noise of {phase}"
+    target, reached = train.get("epsilon"), [one["epsilon"] for one in certificate["guarantees"] if one["epsilon"]]
+    if target is not None and reached and not 0.9 * target <= reached[0] <= target * (1 + TOLERANCE):
+        yield "epsilon"
 
 
 def _privacy(folder: Path, missed: float) -> dict[str, Any]:
@@ -126,6 +155,20 @@ def _privacy(folder: Path, missed: float) -> dict[str, Any]:
             "adjacency": certificate["adjacency"]["name"],
         }
     return _epsilons(folder, missed) | found
+
+
+def _noised(job: Job, folder: Path) -> dict[str, float]:
+    """How a run was noised, in its last noised phase; nothing of S-DP's own algorithm, whose steps are of another kind."""
+    spent = events_of(folder)
+    if not spent:
+        return {}
+    return {
+        "noised_steps": sum(one.count for one in spent if one.noise_multiplier == spent[-1].noise_multiplier),
+        "sampling_rate": spent[-1].sampling_rate,
+        "noise": spent[-1].noise_multiplier,
+        "clip_norm": job.train.get("clip_norm", 1.0),
+        "noised_learning_rate": job.train.get("private_learning_rate", job.train["learning_rate"]),
+    }
 
 
 def events_of(folder: Path) -> list[PoissonGaussian]:
@@ -169,21 +212,36 @@ def _as_sdp_counts(part: dict[str, Any], tokens: int) -> dict[str, float]:
     }
 
 
-def _utility(found: dict[str, Any]) -> dict[str, Any]:
+def _utility(found: dict[str, Any], job: Job, bench: Bench) -> dict[str, Any]:
+    """Perplexities from the nats and tokens that were measured; the tokens must be those of the reference that lies here."""
     if "classes" in found:
-        return {"class_accuracy": found["classes"]["accuracy"]}
-    rows: dict[str, Any] = {}
-    for prefix, part in (("", found["documents"]), ("line_", found.get("lines", {}))):
-        if part:
-            rows |= {
-                f"{prefix}ppl": part["perplexity"],
-                f"{prefix}bits": part["bits_per_character"],
-                f"{prefix}accuracy": part["accuracy"],
-            }
-            for kind in ("non_secret", "secret"):
-                if kind in part:
-                    rows[f"{prefix}ppl_{kind}"] = part[kind]["perplexity"]
+        return {"class_accuracy": found["classes"]["accuracy"], "texts": found["classes"]["texts"]}
+    rows: dict[str, Any] = {"texts": found["documents"]["texts"]}
+    expected = (
+        None if bench.own_tokens else bench.reference_tokens(job.corpus, job.split, min(job.tests, rows["texts"]))
+    )
+    for prefix, name in (("", "documents"), ("line_", "lines")):
+        if name not in found:
+            continue
+        part = found[name]
+        if expected is not None and part["reference_tokens"] != expected[name]:
+            raise Contradiction(
+                f"{job.name} was judged by another reference tokenizer, or on other texts, than lie here"
+            )
+        rows |= {
+            f"{prefix}ppl": _perplexity(part),
+            f"{prefix}bits": part["nats"] / math.log(2) / part["characters"],
+            f"{prefix}accuracy": part["accuracy"],
+        }
+        rows |= {f"{prefix}ppl_{kind}": _perplexity(part[kind]) for kind in ("non_secret", "secret") if kind in part}
     return rows
+
+
+def _perplexity(part: dict[str, Any]) -> float | None:
+    try:
+        return math.exp(part["nats"] / part["reference_tokens"]) if part["reference_tokens"] else None
+    except OverflowError:
+        return math.inf
 
 
 def _attacked(found: dict[str, Any]) -> dict[str, Any]:
@@ -202,7 +260,12 @@ def _attacked(found: dict[str, Any]) -> dict[str, Any]:
         rows["mia_blind"] = membership["blind"]["auc"]["value"]
         if membership.get("group"):
             rows |= _interval("group_auc", membership["group"]["attacks"]["loss"]["auc"])
-    for name, column in (("crt", "paper_mia"), ("crt-group", "paper_group"), ("sdp", "sdp_mia")):
+    for name, column in (
+        ("crt", "paper_mia"),
+        ("crt-group", "paper_group"),
+        ("sdp", "sdp_mia"),
+        ("sdp-two-round", "sdp_rounds"),
+    ):
         one = membership.get("papers", {}).get(name, {})
         if "accuracy" in one:
             rows |= {

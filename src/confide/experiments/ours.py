@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .scales import ORIGINAL, SIMULATED, SST2
-from .sdp import PUBLISHED, TOKENS
+from .scales import ORIGINAL, SIMULATED, SST2, WIKITEXT
+from .sdp import PAPER, PUBLISHED, TOKENS
 from .study import Check, Row, Study, Sweep
 
 WHOLE = {"unit": "document", "dedup": "off"}
@@ -30,17 +30,18 @@ TRADE_OFF = Study(
         Row("redacted, dialogues", ORIGINAL, "lstm", "redacted", {**WHOLE, "missed": 0.1}, swept=False, size="large"),
         Row("crt, dialogues", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"ignore_mask": True}, start="public lines", size="large"),
         Row("crt, turns", ORIGINAL, "lstm", "crt", {"unit": "turn", "missed": 0.1}, size="large"),
-        Row("jft, dialogues", ORIGINAL, "lstm", "jft", {**WHOLE, "missed": 0.1}, size="large"),
+        Row("jft, dialogues (caught secrets)", ORIGINAL, "lstm", "jft", {**WHOLE, "missed": 0.1}, size="large"),
         Row("dpsgd, dialogues", ORIGINAL, "lstm", "dpsgd", {**WHOLE, "missed": 0.1}, size="large"),
         Row("dpsgd, turns", ORIGINAL, "lstm", "dpsgd", {"unit": "turn", "dedup": "off", "missed": 0.1}, size="large"),
-        Row("sdp, dialogues (selective ε)", ORIGINAL, "lstm", "sdp", {**WHOLE, "missed": 0.1}, size="large"),
+        Row("sdp, dialogues (selective ε)", ORIGINAL, "lstm", "sdp", {**WHOLE, "missed": 0.1}, {"batch_size": 32}, size="large"),
     ),
     tuple(name for name in UTILITY if not name.endswith("_sdp")), Sweep("ε", (1, 2, 4, 8), "epsilon", every=True), y="ppl_non_secret",
     checks=(
         Check("within", ("crt, dialogues", "plain, dialogues"), "ppl_non_secret", "crt is within 10 % of plain on non-secret tokens", 1.1),
         Check("below", ("crt, dialogues", "dpsgd, dialogues"), "ppl_non_secret", "crt is below dpsgd on non-secret tokens at every ε"),
+        Check("below", ("crt, turns", "dpsgd, turns"), "line_ppl_non_secret", "the same on turns, judged line by line"),
     ),
-    notes="A tenth of the secrets is missed on purpose. The ε of jft holds for caught secrets only, that of sdp for marked tokens only: neither compares "
+    notes="Models of turns never saw a whole dialogue: line by line they are judged as they were trained. A tenth of the secrets is missed on purpose. The ε of jft holds for caught secrets only, that of sdp for marked tokens only: neither compares "
     "with the ε of crt and dpsgd, which hold for every flagged secret. " + LINES,
 )  # fmt: skip
 SEARCHED: dict[str, tuple[dict[str, float], ...]] = {
@@ -61,12 +62,21 @@ SEARCH = Study(
             {"epsilon": 2.74, **options, **({"ignore_mask": True} if method == "crt" else {})}, start="public lines" if method == "crt" else None, size="large")
         for method, some in SEARCHED.items() for options in some
     ) + tuple(
+        Row(f"sdp as in the paper, private_batch_size {batch}", SIMULATED, "lstm", "sdp", WHOLE, {**PAPER, "noise": 0.92, "private_batch_size": batch}, size="large") for batch in (16, 32, 128)
+    ) + tuple(
+        Row(f"{method} of GPT on turns, {name} {rate:g}", SIMULATED, "gpt", method, {"missed": 0.1}, {name: rate}, size="small")
+        for method, name, rates in (("crt", "private_learning_rate", (1e-3, 4e-3)), ("dpsgd", "learning_rate", (4e-3, 1e-2))) for rate in rates
+    ) + tuple(
+        Row(f"dpsgd on WikiText-2, learning_rate {rate:g}", WIKITEXT, "lstm", "dpsgd", WHOLE, {"epsilon": 4.91, "learning_rate": rate, "private_batch_size": 256, "batch_size": 32}) for rate in (1e-3, 4e-3, 2e-2)
+    ) + tuple(
         Row(f"dpsgd on SST-2, learning_rate {rate:g}", SST2, "encoder", "dpsgd", {"policy": "low-entity"}, {"learning_rate": rate}) for rate in (3e-3, 1e-2)
     ),
     ("epsilon", "ppl", "ppl_non_secret", "ppl_secret", "class_accuracy"), split="valid",
     notes="CustomerSim's options are searched for on dialogues that confide simulates: nobody's secrets are in them, and the choice costs no ε. "
-    "An earlier search on the original corpus itself, of five runs, had come to the same learning rates: whoever counts it has to compose its runs with the headline's, which makes about twice their ε. "
-    "Those of SST-2 are searched for on the sentences that are trained on: every such run is a release of its own, and the line above says what they cost together. "
+    "An earlier search on the original corpus itself, of five runs like the headline's, had come to the same learning rates, and its runs are not kept: whoever counts it has to compose six runs, which makes "
+    "between two and three times the ε of one. Options that no row names were not searched for: those of crt and dpsgd on turns, of SmolLM2, of MiniLM but for DP-SGD's rate, of MultiWOZ. "
+    "A few were replaced after a run had been judged on the test split: S-DP's batch size on CustomerSim, the rate of crt for GPT, DP-SGD's rate on WikiText-2 (at an end of what was tried) and that of crt on SST-2. "
+    "Those of SST-2 and WikiText-2 are searched for on the text that is trained on: every such run is a release of its own, and the line above says what they cost together. "
     "The certificates of the other tables are those of single runs; `confide train --tuning-runs` counts a search.",
 )  # fmt: skip
 HEADLINE = Study(
@@ -88,7 +98,7 @@ HEADLINE = Study(
         Check("below", ("crt, dialogues", "dpsgd, dialogues"), "ppl_non_secret", "crt is below dpsgd on non-secret tokens"),
     ),
     notes="The headline is the row `dpsgd, dialogues`, made again by `confide reproduce headline --only dpsgd --seeds 1`. Over all tokens DP-SGD is the best sound method: it trains on the "
-    "secrets as they are, and so learns what a name or a number looks like, which masks hide from crt; outside of secrets crt is better. " + LINES + TOKENS,
+    "secrets as they are, and so learns what a name or a number looks like, which masks hide from crt; outside of secrets crt is better, which starts from public lines of the corpus, as dpsgd does not. " + LINES + TOKENS,
 )  # fmt: skip
 CANARIES = {"canaries": "crt", "missed": 0.5}
 ABLATIONS = Study(

@@ -18,7 +18,7 @@ from ..accounting.events import check_count
 from ..errors import BadInput
 from . import crt, jft, ours, sdp
 from .jobs import Bench, Job, make
-from .results import Result, as_csv, collect, draw_study, left_of, section
+from .results import Result, as_csv, collect, draw_study, left_of, overview, section
 from .scales import MULTIWOZ, ORIGINAL, SCALES, SIMULATED, SMALL, Scale
 from .study import Row, Study, jobs
 
@@ -65,6 +65,10 @@ def command(
     narrowed = [
         replace(one, rows=tuple(row for row in one.rows if only is None or only in row.name)) for one in studies
     ]
+    if name is not None and not any(one.rows or one.computed for one in studies):
+        raise BadInput(
+            f"{name} needs texts that nobody can simulate here; name the folder of the data sets with --data"
+        )
     if only is not None and not any(one.rows for one in narrowed):
         raise BadInput(f"no row of {name or 'any study'} holds {only[:40]!r} in its name; they are {_listed(studies)}")
     written = []
@@ -185,10 +189,10 @@ def write(result: Result, folder: Path) -> dict[str, Any]:
     name = result.study.name
     (folder / f"{name}.csv").write_text(as_csv(result), encoding="utf-8")
     drawn = draw_study(result)
-    if drawn is not None:
-        (folder / f"{name}.svg").write_text(drawn.svg, encoding="utf-8")
-        (folder / f"{name}.png").write_bytes(drawn.png)
-    text = section(result, None if drawn is None else f"results/{name}.svg")
+    for chart in drawn:
+        (folder / f"{chart.name}.svg").write_text(chart.svg, encoding="utf-8")
+        (folder / f"{chart.name}.png").write_bytes(chart.png)
+    text = section(result, [f"results/{chart.name}.svg" for chart in drawn])
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
     return {
         "study": name,
@@ -207,20 +211,24 @@ def render(scale: Scale, bench: Bench, page: Path) -> list[Result]:
     for job in _planned(scale, bench).values():
         bench.keep(job)
     results = [collect(study, scale, bench) for study in _all(scale, bench)]
-    results = [result for result in results if result.rows or result.refused]
-    if not results:
+    measured = [result for result in results if result.rows or result.refused]
+    if not measured:
         raise BadInput(
             f"{bench.folder} holds no finished run of scale {scale.name}; start with `confide reproduce fig6`"
         )
     folder = page.with_suffix("")
-    for result in results:
+    for name in STUDIES:  # what earlier pages showed and this one does not
+        for file in [folder / f"{name}.csv", folder / f"{name}.svg", *folder.glob(f"{name}-*.svg")]:
+            file.unlink(missing_ok=True)
+    for result in measured:
         write(result, folder)
-    sections = [(folder / f"{result.study.name}.md").read_text(encoding="utf-8") for result in results]
-    for result in results:
+    sections = [(folder / f"{result.study.name}.md").read_text(encoding="utf-8") for result in measured]
+    for result in measured:
         (folder / f"{result.study.name}.md").unlink()
-        (folder / f"{result.study.name}.png").unlink(missing_ok=True)
-    page.write_text("\n".join([INTRODUCTION.format(scale=scale.name), *sections]), encoding="utf-8")
-    return results
+    for picture in folder.glob("*.png"):
+        picture.unlink()
+    page.write_text("\n".join([INTRODUCTION.format(scale=scale.name), overview(results), *sections]), encoding="utf-8")
+    return measured
 
 
 def _all(scale: Scale, bench: Bench) -> list[Study]:
@@ -240,7 +248,7 @@ def _kept(page: Path) -> Path:
 
 INTRODUCTION = """# Results: the papers' figures and tables, and ours
 
-This page is written by `confide reproduce --scale {scale} --page docs/results.md` from the folders of runs; no number on it is typed by
+This page is written by `confide reproduce --scale {scale} --data data --page docs/results.md` from the folders of runs; no number on it is typed by
 hand. A run counts only if its certificate verifies and the data it was judged on are those that lie there now; the numbers of every single
 run are in the CSV files of [results/](results), its ledger, certificate and measurements in [results/runs/](results/runs): `confide verify` takes
 each folder with a certificate.
@@ -250,9 +258,11 @@ model's own vocabulary, so that rows compare; "non-secret" and "secret" are toke
 "sound ε" is the first finite guarantee of a run's certificate, all steps released; what it is about (whose secrets, adjacency, k, unit, sampler, δ)
 stands below each table, and its assumptions in the certificate: `confide verify RUN`.
 "ε as the papers count" is an added or removed record, Rényi accounting with the old conversion: the number which S-DP would print, and no
-bound. A Bayesian ε is about a secret that the policy misses with the stated probability, by an independent coin. ± is the standard deviation
-over seeds; brackets hold a 95 % interval of a single run, by the records it was judged on (of exposure: as wide as that of unseen canaries). Exposure is in bits, of 10^6 candidates: an unseen canary averages 1.44, the largest of ten 4.23. "MIA, AUC" compares records that
+bound; of few steps its conversion makes more than a sound ε. "None finite" is said of noised runs of which no bound is proven. A Bayesian ε is about a secret of a kind that the policy finds, but for an independent coin of the stated probability. ± is the standard deviation
+over seeds; brackets hold a 95 % interval of a single run, by the records it was judged on (of exposure: as wide as that of unseen canaries, which is too narrow for exposed ones). A claim holds, or does not, only where intervals that are known lie
+apart; without them the means are compared. Exposure is in bits, of 10^6 candidates: an unseen canary averages 1.44, the largest of ten 4.23. "MIA, AUC" compares records that
 were trained on with held-out ones, with a baseline that never sees the model beside it; "as CRT counts" is that paper's game, with its chance
-level beside it. CustomerSim's own policy is the labeller that the ground truth comes from, so that it finds every secret of its kinds, unless it is
+level beside it. "Share redacted" is of characters. The commands want the data sets in a folder `data` ([data.md](data.md)). MultiWOZ is the validation and test part of 2.1, all that could be had.
+CustomerSim's own policy is the labeller that the ground truth comes from, so that it finds every secret of its kinds, unless it is
 made to miss a share of them.
 """

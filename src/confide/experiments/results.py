@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..accounting import curve
 from ..accounting.guarantees import up
@@ -21,10 +21,14 @@ from .numbers import COLUMNS, epochs, events_of, numbers
 from .scales import SIMULATED, SMALL, Scale
 from .study import Check, Planned, Study, jobs
 
+if TYPE_CHECKING:
+    from ..reporting.drawing import Chart
+
 MADE_UP = (SIMULATED, SMALL)
 UNMEASURED = "not measured yet"
 FEWEST = 3  # seeds that give an interval
 BOUNDS = ("epsilon", "bayesian", "amplified")  # rounded upwards, and the largest over seeds
+VERDICTS = {True: "holds", False: "**does not hold**", None: "open"}
 Key = tuple[str, float | None]  # a row's name, and the value of the sweep
 
 
@@ -65,6 +69,7 @@ class Result:
     rows: tuple[dict[str, Any], ...]  # of the CSV: one a job, or one a job and epoch
     left: int  # jobs that are not done
     refused: tuple[str, ...]  # runs that do not count, with the reason
+    first_left: int = 0  # of the jobs that are not done, those of the first seed
 
     def point(self, key: Key, column: str) -> Point | None:
         rows = [row for row in self.rows if (row["row"], row["value"]) == key and row.get(column) is not None]
@@ -86,10 +91,11 @@ class Result:
 def collect(study: Study, scale: Scale, bench: Bench) -> Result:
     """Read off what was done. Runs whose certificate or data do not hold are named, and left out."""
     rows: list[dict[str, Any]] = study.computed() if study.computed is not None else []
-    refused, left = [], 0
+    refused, left, first_left = [], 0, 0
     for one in jobs(study, scale):
         if bench.finished(one.job) is None:
             left += 1
+            first_left += one.seed == 0
             continue
         try:
             missed = _missed(one)
@@ -99,7 +105,7 @@ def collect(study: Study, scale: Scale, bench: Bench) -> Result:
                 else [numbers(one.job, bench, missed)]
             )
         except (ConfideError, OSError) as error:
-            refused.append(f"{bench.run(one.job).name}: {error}")
+            refused.append(f"{bench.run(one.job).name}: {str(error).replace(f'{bench.folder}/', '')}")
             continue
         except (ValueError, KeyError, TypeError):
             refused.append(f"{bench.run(one.job).name}: a file of it is damaged; remove its folder and do it again")
@@ -111,7 +117,7 @@ def collect(study: Study, scale: Scale, bench: Bench) -> Result:
             folder = bench.finished(one.job)
             assert folder is not None
             rows[-1] |= {"corpus": one.job.corpus, "events": events_of(folder)}
-    return Result(study, scale, tuple(rows), left, tuple(refused))
+    return Result(study, scale, tuple(rows), left, tuple(refused), first_left)
 
 
 def _missed(one: Planned) -> float:
@@ -181,7 +187,7 @@ def show(column: str, point: Point | None) -> str:
     if point is None:
         return "–"
     if not math.isfinite(point.mean):
-        return "infinite"
+        return "none finite" if column in BOUNDS else "infinite"
     if column in BOUNDS:
         return up(point.mean)
     if column == "canaries":
@@ -196,55 +202,82 @@ def show(column: str, point: Point | None) -> str:
 
 
 def holds(check: Check, result: Result) -> tuple[bool | None, str]:
-    """Whether a claim about the shape holds for what was measured, and by which numbers; None if that was not measured."""
+    """Whether a claim about the shape holds for what was measured, and by which numbers; None if that is not known.
+
+    Nothing is known where a planned value is missing, or where the intervals of both sides are known and overlap.
+    """
     first = check.rows[0]
-    values = result.values(first)
-    points = [(value, point) for value in values if (point := result.point((first, value), check.column)) is not None]
+    points = [(value, point) for value in result.values(first) if (point := result.point((first, value), check.column))]
     if not points:
         return None, UNMEASURED
+    complete = len(points) >= len(_planned(first, result))
     if check.kind in ("rises", "falls"):
-        low, high = points[0], points[-1]
-        if low[0] == high[0]:
+        if points[0][0] == points[-1][0]:
             return None, "measured at one value only"
-        said = f"{show(check.column, low[1])} at {low[0]:g}, {show(check.column, high[1])} at {high[0]:g}"
-        under, over = (low[1], high[1]) if check.kind == "rises" else (high[1], low[1])
-        if under.mean >= over.mean:
-            return False, said
-        if under.interval is None or over.interval is None or under.interval[1] < over.interval[0]:
-            return True, said
-        return None, f"{said}: the intervals overlap"
-    if check.kind == "chance":
-        said = "; ".join(f"{show(check.column, point)} at {value:g}" for value, point in points if value is not None)
-        said = f"{said or show(check.column, points[0][1])}; chance {check.level:g}"
-        if any(point.interval is None for _, point in points):
+        said = "; ".join(_at(show(check.column, one), value) for value, one in (points[0], points[-1]))
+        ends = [points[0][1], points[-1][1]]
+        good = _less(*ends) if check.kind == "rises" else _less(*reversed(ends))
+        planned = [value for value in _planned(first, result) if value is not None]
+        complete = not planned or (points[0][0], points[-1][0]) == (min(planned), max(planned))
+    elif check.kind in ("chance", "paper chance", "under"):
+        limits = {value: _limit(check, result, (first, value)) for value, _ in points}
+        said = "; ".join(_at(show(check.column, point), value) for value, point in points)
+        said += f"; {'limit' if check.kind != 'chance' else 'chance'} {' and '.join(dict.fromkeys(f'{one:.3g}' for one in limits.values()))}"
+        if check.kind == "chance" and any(point.interval is None for _, point in points):
             return None, f"{said}; no interval is known of fewer than {FEWEST} runs"
-        return all(point.interval[0] <= check.level for _, point in points if point.interval), said
-    second = check.rows[1]
-    pairs = []
-    for value, point in points:
-        other = (
-            result.point((second, value), check.column)
+        good = all(
+            (point.interval[0] if check.kind == "chance" and point.interval else point.mean) <= limits[value]
+            for value, point in points
+        )
+    else:
+        second = check.rows[1]
+        others = {
+            value: result.point((second, value), check.column)
             or result.point((second, None), check.column)
             or result.published(second, check.column)
+            for value, _ in points
+        }
+        both = [(value, point, other) for value, point in points if (other := others[value]) is not None]
+        if not both:
+            return None, UNMEASURED
+        complete = complete and len(both) == len(points)
+        level = check.level if check.kind == "within" else 1.0
+        said = "; ".join(
+            _at(f"{show(check.column, one)} against {show(check.column, other)}", value) for value, one, other in both
         )
-        if other is not None:
-            pairs.append((value, point, other))
-    if not pairs:
-        return None, UNMEASURED
-    level = check.level if check.kind == "within" else 1.0
-    numbers = [number for _, one, other in pairs for number in (one.mean, other.mean)]
-    good: bool | None = all(
-        one.mean - other.mean >= check.level if check.kind == "exceeds" else one.mean < level * other.mean
-        for _, one, other in pairs
-    )
-    if good and (len(pairs) < len(_planned(first, result)) or not all(map(math.isfinite, numbers))):
-        good = None  # so far, or for want of numbers
-    said = "; ".join(
-        f"{show(check.column, one)} against {show(check.column, other)}"
-        + (f" at {value:g}" if value is not None else "")
-        for value, one, other in pairs
-    )
-    return good, said
+        if check.kind == "exceeds":
+            good = all(one.mean - other.mean >= check.level for _, one, other in both)
+        elif check.kind == "within":
+            good = all(one.mean < level * other.mean for _, one, other in both)
+        else:
+            good = _all(_less(one, other) for _, one, other in both)
+        if not all(math.isfinite(number) for _, one, other in both for number in (one.mean, other.mean)):
+            good = None
+    return (None if good and not complete else good), said
+
+
+def _less(one: Point, other: Point) -> bool | None:
+    """Whether a point lies below another; None if their intervals overlap."""
+    if one.interval is not None and other.interval is not None:
+        if one.interval[1] < other.interval[0]:
+            return True
+        return False if other.interval[1] < one.interval[0] else None
+    return one.mean < other.mean
+
+
+def _all(verdicts: Iterable[bool | None]) -> bool | None:
+    found = list(verdicts)
+    return False if False in found else None if None in found else True
+
+
+def _at(said: str, value: float | None) -> str:
+    return said if value is None else f"{said} at {value:g}"
+
+
+def _limit(check: Check, result: Result, key: Key) -> float:
+    """What a row may reach: a stated level, or the upper limit of chance in a paper's own game, which each run measured for itself."""
+    limit = result.point(key, f"{check.column}_chance_high") if check.kind == "paper chance" else None
+    return check.level if limit is None else limit.mean
 
 
 def _shape(result: Result) -> list[str]:
@@ -258,8 +291,27 @@ def _shape(result: Result) -> list[str]:
         if value is not None and point is not None and math.isfinite(point.mean):
             lines.setdefault(name, {})[value] = point.mean
     lines = {name: points for name, points in lines.items() if len(points) > 1}
+    groups = _groups(study, list(lines))
+    said = [
+        (f"{group}: " if len(groups) > 1 else "") + text
+        for group, names in groups.items()
+        if (text := _order(study, {name: lines[name] for name in names}))
+    ]
+    return [part for text in said for part in (text, "")]
+
+
+def _groups(study: Study, names: Iterable[str]) -> dict[str, list[str]]:
+    """Rows by model and corpus: what compares, and is drawn together."""
+    about = {row.name: f"{row.model}-{row.corpus}" for row in study.rows}
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(about.get(name, ""), []).append(name)
+    return found
+
+
+def _order(study: Study, lines: dict[str, dict[float, float]]) -> str:
     if len(lines) < 2:
-        return []
+        return ""
     both = sorted(set.intersection(*(set(points) for points in lines.values())))
     said = []
     for at in (both[0], both[-1]) if len(both) > 1 else ():
@@ -275,8 +327,8 @@ def _shape(result: Result) -> list[str]:
         for low, high in pairwise(sorted(lines[one].keys() & lines[other].keys()))
         if (lines[one][low] - lines[other][low]) * (lines[one][high] - lines[other][high]) < 0
     ]
-    order = f"Order by {COLUMNS[study.y]}, {_swept(study)} {'; '.join(said)}. " if said else ""
-    return [f"{order}Lines move: {moves}. Lines cross: {'; '.join(crossings) or 'none'}.", ""]
+    order = f"Order by {COLUMNS[str(study.y)]}, {_swept(study)} {'; '.join(said)}. " if said else ""
+    return f"{order}Lines move: {moves}. Lines cross: {'; '.join(crossings) or 'none'}."
 
 
 def _planned(row: str, result: Result) -> set[float | None]:
@@ -284,17 +336,17 @@ def _planned(row: str, result: Result) -> set[float | None]:
     return {one.value for one in jobs(result.study, result.scale) if one.row.name == row}
 
 
-def section(result: Result, figure: str | None) -> str:
+def section(result: Result, figures: Sequence[str] = ()) -> str:
     """The part of results.md about a study."""
     study = result.study
     head, lines = table(result)
     text = [
         f"## {study.paper}: {study.title}",
         "",
-        f"`confide reproduce {study.name} --scale {result.scale.name}`. The paper: {study.claim}",
+        f"`confide reproduce {study.name} --scale {result.scale.name} --data data`. The paper: {study.claim}",
         "",
     ]
-    if figure is not None:
+    for figure in figures:
         text += [f"![{study.title}]({figure})", ""]
     if lines:
         text += [_line(head), _line(["---"] * len(head)), *map(_line, lines), ""]
@@ -302,7 +354,7 @@ def section(result: Result, figure: str | None) -> str:
     found = [(check, *holds(check, result)) for check in study.checks]
     for check, good, said in found:
         if said != UNMEASURED:
-            word = {True: "holds", False: "**does not hold**", None: "open"}[good]
+            word = VERDICTS[good]
             seeds = len({row["seed"] for row in result.rows if row["row"] in check.rows})
             text.append(f"* {check.says}: {word}{', in one seed' * (seeds == 1 and study.computed is None)} ({said}).")
     waiting = sum(said == UNMEASURED for _, _, said in found)
@@ -316,11 +368,38 @@ def section(result: Result, figure: str | None) -> str:
     if study.notes:
         text += [study.notes, ""]
     if result.left:
-        text += [f"Not all of it is done: {result.left} of {len(jobs(study, result.scale))} runs are left.", ""]
+        text += [
+            f"Not all of it is done: {result.left} of {len(jobs(study, result.scale))} runs are left, {result.first_left} of them of the first seed.",
+            "",
+        ]
     contradicted = [row["run"] for row in result.rows if row.get("contradictions")]
     text += [f"**An attack contradicts the certificate of {name}.**\n" for name in dict.fromkeys(contradicted)]
     text += [f"Left out: {reason}." for reason in result.refused]
     return "\n".join(text)
+
+
+def overview(results: Sequence[Result]) -> str:
+    """A line for each study: how many of its claims hold, and how much of it is done."""
+    lines = []
+    for result in results:
+        verdicts = [holds(check, result)[0] for check in result.study.checks]
+        planned = len(jobs(result.study, result.scale))
+        first = planned // result.scale.seeds
+        done = (
+            [f"{first - result.first_left} of {first}", f"{planned - result.left} of {planned}"]
+            if planned
+            else ["computed"] * 2
+        )
+        counts = [str(verdicts.count(verdict)) if verdicts else "–" for verdict in VERDICTS]
+        lines.append(_line([result.study.paper, result.study.title, *counts, *done]))
+    head = [
+        "",
+        "study",
+        *(f"claims: {word.strip('*')}" for word in VERDICTS.values()),
+        "runs of the first seed",
+        "of all seeds",
+    ]
+    return "\n".join([_line(head), _line(["---"] * len(head)), *lines, ""])
 
 
 def _about(result: Result) -> list[str]:
@@ -339,27 +418,49 @@ def _about(result: Result) -> list[str]:
 
 
 def _parts(result: Result) -> list[str]:
-    """How much of each corpus was trained and judged on."""
-    shown = {row["row"] for row in result.rows}
+    """How much of each corpus was trained and judged on, what the policies miss of it, and how it was noised."""
     said: dict[str, set[float]] = {}
     for one in jobs(result.study, result.scale):
         job = one.job
-        if one.row.name not in shown:
+        mine = [row for row in result.rows if (row["row"], row["seed"]) == (one.row.name, one.seed)]
+        if not mine:
             continue
         model = str(job.train["model"]).partition(":")[0]
         size = "all documents" if job.documents is None else f"the first {job.documents:,} documents"
         policy = str(job.screen["policy"]).replace(":{people}", "")
         if policy.startswith("miss("):
             policy = policy[len("miss(") :].rsplit(",", 2)[0]
+        misses = "; of the secrets that are known in them it misses {policy_misses:.1%}, and {neither_flags:.1%} stand where neither policy flags anything"
         said.setdefault(
-            f"* {model} on {job.corpus}: trained on {size}, a {job.screen['unit']} a record, cut at {job.train['max_length']} tokens; judged on the "
-            f"first {job.tests} of the {job.split} split. Conservative policy {job.screen['conservative']}, policy `{policy}`", set()
+            f"* {model} on {job.corpus}: trained on {size}, a {job.screen['unit']} a record, cut at {job.train['max_length']} tokens; judged on "
+            f"{mine[0].get('texts', job.tests):,} texts of the {job.split} split. Conservative policy {job.screen['conservative']}, policy `{policy}`"
+            f"{misses.format_map(mine[0]) if 'policy_misses' in mine[0] else ''}", set()
         ).add(_missed(one))  # fmt: skip
     missed = {text: " or ".join(f"{share:.0%}" for share in sorted(shares)) for text, shares in said.items()}
-    return [
-        *(f"{text}, made to miss {missed[text]} of the secrets." if any(said[text]) else f"{text}." for text in said),
-        *([""] if said else []),
+    about = [
+        f"{text}. On purpose it misses {missed[text]} of what it finds." if any(said[text]) else f"{text}."
+        for text in said
     ]
+    about += _steps(result)
+    return [*about, *([""] if about else [])]
+
+
+def _steps(result: Result) -> list[str]:
+    """How the rows were noised: which comparisons rest on a handful of steps shows here."""
+    found: dict[str, list[str]] = {}
+    for name in dict.fromkeys(row["row"] for row in result.rows):
+        rows = [row for row in result.rows if row["row"] == name and "noised_steps" in row]
+        if rows:
+            ranges = {
+                column: " to ".join(dict.fromkeys(f"{end(row[column] for row in rows):.3g}" for end in (min, max)))
+                for column in ("noised_steps", "sampling_rate", "noise", "clip_norm", "noised_learning_rate")
+            }
+            text = (
+                "{noised_steps} noised steps at rate {sampling_rate}, noise {noise} times the clipping norm {clip_norm}, "
+                "learning rate {noised_learning_rate}".format_map(ranges)
+            )
+            found.setdefault(text, []).append(name)
+    return [f"* {', '.join(names)}: {text}." for text, names in found.items()]
 
 
 def _search_cost(result: Result) -> list[str]:
@@ -379,6 +480,9 @@ def _search_cost(result: Result) -> list[str]:
             if corpus in MADE_UP
             else f"ε = {up(whole.epsilon(delta))} at δ = {delta:g}"
         )
+        if corpus not in MADE_UP:
+            last = curve([event for row in [*rows, rows[-1]] for event in row["events"]], adjacency, rows[0]["k"])
+            cost += f", and ε = {up(last.epsilon(delta))} with one more run like the last, such as that of a table"
         said.append(f"* Noised runs of the search on {corpus}, {len(rows)} so far, together cost {cost}.")
     return [*said, *([""] if said else [])]
 
@@ -387,18 +491,31 @@ def _line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def draw_study(result: Result) -> Any:
-    """The figure, if the study has one and something of it was measured: the mean over seeds, with a 95 % interval or the deviation as a bar."""
+def draw_study(result: Result) -> list[Chart]:
+    """The figures, if the study has any and something of it was measured: one for each model and corpus."""
+    if result.study.y is None:
+        return []
+    groups = _groups(result.study, dict.fromkeys(name for name, _ in result.keys))
+    name = result.study.name
+    drawn = (
+        _draw(result, name if len(groups) == 1 else f"{name}-{group}", names) for group, names in sorted(groups.items())
+    )
+    return [chart for chart in drawn if chart is not None]
+
+
+def _draw(result: Result, file: str, names: Sequence[str]) -> Chart | None:
+    """The mean over seeds of some rows, with a 95 % interval or the deviation as a bar."""
     study = result.study
-    if study.y is None:
-        return None
-    lines = {name: _curve(result, name) for name in dict.fromkeys(name for name, _ in result.keys)}
-    lines = {name: points for name, points in lines.items() if points}
+    assert study.y is not None
+    y = study.y
+    lines = {name: points for name in names if (points := _curve(result, name))}
     if not lines:
         return None
-    from ..reporting.drawing import MUTED, SERIES, draw
+    from ..reporting.drawing import MUTED, SERIES, draw, plain_log
 
     xs = sorted({x for points in lines.values() for x, _, _ in points if x is not None})
+    if not xs:
+        return None
 
     def paint(axes: Any) -> None:
         for number, (name, points) in enumerate(lines.items()):
@@ -412,20 +529,21 @@ def draw_study(result: Result) -> Any:
             if known:
                 at, means, ends = zip(*known, strict=True)
                 axes.errorbar(at, means, list(zip(*ends, strict=True)), markersize=4, capsize=2, **style)
-            elif xs:
-                axes.plot([xs[0], xs[-1]], [points[0][1]] * 2, color=style["color"], label=name, linestyle=":")
+            elif xs:  # it has no place on this axis: what it came to in the end
+                axes.plot([xs[0], xs[-1]], [points[-1][1]] * 2, color=style["color"], label=name, linestyle=":")
         for check in study.checks:
-            if check.kind == "chance" and check.column == study.y:
+            if check.kind == "chance" and check.column == y:
                 axes.axhline(check.level, color=MUTED, linewidth=1, linestyle=":", label="chance")
                 break
         axes.set_xlabel(COLUMNS[study.x] if study.x else _swept(study))
-        axes.set_ylabel(COLUMNS[str(study.y)])
-        if study.y.startswith("ppl") or study.y == "line_ppl":  # type: ignore[union-attr]
+        axes.set_ylabel(COLUMNS[y])
+        if "ppl" in y:
             axes.set_yscale("log")
+            plain_log(axes.yaxis)
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
 
     head, rows = table(result)
-    return draw(study.name, study.title, paint, caption=study.claim, alt=f"{study.title}, {study.paper}: {len(lines)} lines", columns=head, rows=rows, size=(9.5, 4.2))  # fmt: skip
+    return draw(file, study.title, paint, caption=study.claim, alt=f"{study.title}, {study.paper}: {', '.join(lines)}", columns=head, rows=rows, size=(9.5, 4.2))  # fmt: skip
 
 
 def _curve(result: Result, name: str) -> list[tuple[float | None, float, tuple[float, float]]]:

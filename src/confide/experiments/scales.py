@@ -123,7 +123,7 @@ def _two_cores() -> Scale:
     tuned: Options = {"schedule": "linear", "warmup": 0.06, "validation_share": 0.02}
     return Scale(
         "cpu", seeds=3, tests=300, judged={"pretrained": 100, "encoder": 872}, samples=1000, outside=WIKITEXT, steps=3, small=1000, large=4000,
-        documents={ORIGINAL: 3000, SIMULATED: 3000, f"gpt {ORIGINAL}": 1000, MULTIWOZ: 600, WIKITEXT: 300, ABCD: 100, SST2: 6000, f"pretrained {WIKITEXT}": 200},
+        documents={ORIGINAL: 3000, SIMULATED: 3000, f"gpt {ORIGINAL}": 1000, MULTIWOZ: 600, WIKITEXT: 6000, ABCD: 100, SST2: 6000, f"pretrained {WIKITEXT}": 200},
         models={
             "lstm": lstm,
             "gpt": {**lstm, "model": "gpt2-tiny", "learning_rate": 2e-3},
@@ -136,7 +136,11 @@ def _two_cores() -> Scale:
             "public lines": {"epochs": 2},
             # Many dialogues a few times, not few of them often: the noise is the same, and is divided among more
             **{f"{model} {corpus}": {"epochs": 5, "validation_share": 0.1} for model in ("lstm", "gpt") for corpus in (ORIGINAL, SIMULATED, MULTIWOZ)},
-            **{f"{model} {WIKITEXT}": {"epochs": 6} for model in ("lstm", "gpt")},
+            # Lines of WikiText-2: small batches, as so few of them make few steps
+            f"lstm {WIKITEXT}": {"epochs": 4, "batch_size": 16},
+            **{f"lstm {name} {WIKITEXT}": {"private_batch_size": 64} for name in PRIVATE},
+            f"lstm dpsgd {WIKITEXT}": {"private_batch_size": 64, "learning_rate": 2e-2},
+            "gpt crt": {"private_learning_rate": 1e-3},
             "lstm plain many": {"epochs": 6, "learning_rate": 4e-3, "batch_size": 64, "validation_share": 0.05},
             "lstm redacted many": {"epochs": 6, "learning_rate": 4e-3, "batch_size": 64, "validation_share": 0.05},
             "lstm public lines many": {"epochs": 4, "learning_rate": 4e-3, "batch_size": 64, "validation_share": 0.05},
@@ -146,11 +150,16 @@ def _two_cores() -> Scale:
             "lstm jft many": {"epochs": 2, "phase1_epochs": 4, "learning_rate": 4e-3, "batch_size": 64, "private_batch_size": 256, "private_learning_rate": 2e-3,
                                "validation_share": 0.05},
             **{f"lstm {name} large": {"private_batch_size": 128} for name in PRIVATE},
+            "lstm sdp large": {"private_batch_size": 32},
             "lstm plain large": {"epochs": 8}, "lstm redacted large": {"epochs": 8},
             **{f"pretrained {name}": {"epsilon": 3.0, "delta": 1e-6, "clip_norm": 0.1, "private_batch_size": 64, "learning_rate": 1e-3,
                                       "private_learning_rate": 1e-3} for name in PRIVATE},
+            # Of canaries: long enough to learn what stands there ten times
+            **{f"pretrained {name} small": {"epochs": 6, "learning_rate": 2e-3} for name in ("plain", "redacted")},
+            "pretrained jft small": {"phase1_epochs": 6, "learning_rate": 2e-3},
             **{f"encoder {name}": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "epochs": 5, "lora": 8,
                                    "private_learning_rate": 3e-3} for name in PRIVATE},
+            "encoder crt": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "epochs": 5, "lora": 8, "private_learning_rate": 1e-2},
             "encoder dpsgd": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "epochs": 5, "lora": 8, "learning_rate": 1e-2},
             "encoder jft": {"epsilon": 3.0, "delta": 1e-5, "clip_norm": 0.1, "private_batch_size": 512, "phase1_epochs": 2, "epochs": 1,
                             "lora": 8, "learning_rate": 1e-3, "private_learning_rate": 3e-4},

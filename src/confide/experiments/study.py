@@ -47,8 +47,9 @@ class Check:
     """A claim about the shape of a figure, to be held against what was measured.
 
     `kind`: "below" (the first row lies below the second, at every value), "rises" or "falls" (from the first value to the last),
-    "chance" (the row is at chance: its interval holds `level`, at every value), "within" (the first row is at most `level`
-    times the second), "exceeds" (the first row lies above the second by at least `level`).
+    "chance" (the row's interval reaches down to `level`, at every value), "paper chance" (the same of a paper's own game, by its own
+    upper limit), "under" (the row lies below `level`), "within" (the first row is at most `level` times the second), "exceeds" (the
+    first row lies above the second by at least `level`). Where both intervals are known and overlap, a claim is open.
     """
 
     kind: str
@@ -120,7 +121,8 @@ def _job(study: Study, row: Row, value: float | None, seed: int, scale: Scale) -
         screen["policy"] = f"miss({screen['policy']}, {missed:g}, {seed})"
     attack = {"only": list(study.attack), "seed": seed, **ATTACKED, "samples": scale.samples} if study.attack else None
     if "canaries" in screen and scale.canaries is not None:
-        screen["canaries"] = scale.canaries
+        kept = "policy=missed," if "policy=missed" in screen["canaries"] else ""
+        screen["canaries"] = f"{kept}{scale.canaries}"
     if row.method == UNTRAINED:
         attack = None
     documents, tests = (
