@@ -271,5 +271,22 @@ def test_commands_within_sentences_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_pictures_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+    for target, place in re.findall(r"\]\(([^)#\s]+)(#[^)\s]*)?\)", page.read_text()):
         assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+        if place and not target.startswith("http"):
+            headings = re.findall(r"^#+ (.*)$", (page.parent / target).read_text(), flags=re.MULTILINE)
+            known = {"#" + re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert place in known, f"{page.name}: {target}{place}"
+
+
+def test_sections_of_the_guarantees_that_are_named_are_there():
+    page = (ROOT / "docs" / "guarantees.md").read_text()
+    there = set(re.findall(r"^#+ (\d(?:\.\d)?)\.? |^\*\*(\d[a-z])\.", page, flags=re.MULTILINE))
+    there = {number or letter for number, letter in there}
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *PAGES]
+    named = {}
+    for path in files:
+        for first, last in re.findall(r"guarantees §(\d(?:\.\d+|[a-z])?)(?:(?:-| and §)(\d))?", path.read_text()):
+            named |= {section: path.name for section in (first, last) if section}
+    assert {section: name for section, name in named.items() if section not in there} == {}
+    assert len(named) > 8

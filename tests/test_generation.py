@@ -89,6 +89,12 @@ def test_the_template_of_a_chat_model_is_used(tmp_path, tokenizer):
     tokenizer.chat_template = "{% for m in messages %}Customer: {{ m.content }}{% endfor %} Agent:"
     save(build("lstm:hidden_size=16", tokenizer), tokenizer, tmp_path)
     assert len(generate(tmp_path, "hello", chat=True, max_new_tokens=3, greedy=True)) == 1
+    tokenizer.chat_template = "{{ 'a' * 9999999 }}"
+    save(build("lstm:hidden_size=16", tokenizer), tokenizer, tmp_path)
+    with pytest.raises(
+        BadInput, match=r"chat template .* cannot be used \(it makes too long a text\); leave out --chat"
+    ):
+        generate(tmp_path, "hello", chat=True)
 
 
 @pytest.mark.parametrize(

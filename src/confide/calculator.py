@@ -29,6 +29,7 @@ from .accounting import (
 from .accounting.calibration import MAX_TARGET, enough
 from .accounting.curves import ACCOUNTANT, check_delta
 from .accounting.events import MAX_STEPS, MIN_RATE, NOISE, check_count, check_number
+from .accounting.guarantees import finite
 from .accounting.pairs import ADJACENCIES
 from .errors import BadInput
 
@@ -159,10 +160,6 @@ def _event(question: Question) -> PoissonGaussian | FixedSizeGaussian | Shuffled
     return kind(rate, question.noise, _steps(question, rate))
 
 
-def finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def _facts(question: Question) -> dict[str, Any]:
     return {
         "delta": question.delta,
@@ -229,7 +226,7 @@ def _solve(question: Question, delta: float) -> dict[str, Any]:
         if steps == 0:
             raise BadInput(
                 f"not a single step fits: with noise {question.noise:g} one step already costs more than epsilon "
-                f"{question.epsilon:g}"
+                f"{question.epsilon:g}; allow a larger --epsilon or --delta, or take more --noise"
             )
         solved = dataclasses.replace(question, steps=steps)
     else:

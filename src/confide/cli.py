@@ -21,6 +21,7 @@ from .errors import ConfideError, Contradiction
 from .rundir import owner_only
 
 LONGEST = 2000  # characters of a message
+OURS = Path(__file__).resolve().parent
 
 
 @app.callback(invoke_without_command=True)
@@ -138,12 +139,10 @@ def reproduce(
 
 def _place(error: BaseException) -> str:
     """The kind of an unexpected error, and the line of ours at which it happened."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "confide" in frame.filename]
-    return (
-        f"{type(error).__name__} at {Path(frames[-1].filename).name}:{frames[-1].lineno}"
-        if frames
-        else type(error).__name__
-    )
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if Path(frame.filename).resolve().is_relative_to(OURS)]
+    where = f" at {Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else ""
+    return f"{type(error).__name__}{where}"
 
 
 def _frames(error: BaseException) -> str:

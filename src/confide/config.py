@@ -62,7 +62,7 @@ def _value(name: Any, value: Any, here: Path) -> Any:
 
 
 def run_all(path: str | Path, progress: Progress | None = None) -> dict[str, Any]:
-    """Screen, then train, in one folder; stages that are whole are not made again, interrupted ones go on."""
+    """Screen, train and, if asked for, attack, in one folder; stages that are whole are not made again, interrupted ones go on."""
     config = read_config(path)
     out = Path(config["out"])
     try:
@@ -138,10 +138,8 @@ def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object])
     from .screening import Screened, screen
     from .screening.output import write_private
 
-    options, workers = (
-        _screening_options(config),
-        config["screen"].get("workers"),
-    )  # how many changes nothing but the time
+    options = _screening_options(config)
+    workers = config["screen"].get("workers")  # how many changes nothing but the time
     if workers is not None and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 1):
         raise BadInput("the section screen: workers is a whole number, at least 1")
     stamp = folder.parent / "screen.json"

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from .accounting import verify, write
 from .accounting.guarantees import up
+from .commands.shell import progress_bar
 from .errors import BadInput, Contradiction
 from .rundir import new_folder
 from .screening import screen
@@ -83,7 +83,7 @@ def run(
     runs = {name: _train(plan, folder / name, console) for name, plan in (("plain", plain), ("crt", crt))}
     compared = {name: _compare(one) for name, one in runs.items()}
     audited = attack(runs["crt"], only=("audit",), white_box=True)["audit"]["white_box"]
-    _show_compared(console, runs, compared)
+    _show_compared(console, compared)
     console.print()
     console.rule("5  The certificate, and anyone can check it without the data")
     certificate = runs["crt"].certificate
@@ -122,13 +122,7 @@ def run(
 def _train(plan: Any, folder: Path, console: Console) -> Any:
     from .training import train_plan
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(elapsed_when_finished=True),
-    )
-    with Progress(*columns, console=console, disable=console.quiet or not console.is_terminal) as progress:
+    with progress_bar(console, not console.quiet and console.is_terminal) as progress:
         task = progress.add_task(f"training {folder.name}", total=None)
         return train_plan(plan, folder, tick=lambda done, total: progress.update(task, completed=done, total=total))
 
@@ -161,7 +155,7 @@ def _compare(run: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _show_compared(console: Console, runs: dict[str, Any], compared: dict[str, dict[str, Any]]) -> None:
+def _show_compared(console: Console, compared: dict[str, dict[str, Any]]) -> None:
     table = Table("", *compared, box=None, pad_edge=False)
     table.add_row("public loss, first step", *[f"{one['first_loss']:.2f}" for one in compared.values()])
     if all(one["validation_perplexity"] is not None for one in compared.values()):

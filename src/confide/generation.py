@@ -75,6 +75,7 @@ def check_options(
     max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, sequences: int, greedy: bool,
     seed: int | None, stream: Stream | None,
 ) -> None:  # fmt: skip
+    """Refuse choices that cannot be, by the names that they have on the command line."""
     if max_new_tokens < 1:
         raise BadInput(f"--max-new-tokens must be at least 1, got {max_new_tokens}")
     if not 0 < temperature < float("inf"):
@@ -108,6 +109,7 @@ def _model_folder(folder: Path) -> Path:
 
 def _prompt_ids(tokenizer: Any, prompt: str, chat: bool) -> list[int]:
     """As in training: bos in front, and special tokens in the prompt are ordinary letters; a template has its own bos."""
+    from .models.templates import Unrendered, render
     from .models.tokens import encode, first_id
 
     if not chat:
@@ -115,12 +117,10 @@ def _prompt_ids(tokenizer: Any, prompt: str, chat: bool) -> list[int]:
     if not tokenizer.chat_template:
         raise BadInput("the model's tokenizer has no chat template; leave out --chat")
     try:
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-        )
-    except Exception as error:  # templates raise what they like
+        (text,) = render(tokenizer, [[{"role": "user", "content": prompt}]], add_generation_prompt=True)
+    except Unrendered as problem:
         raise BadInput(
-            f"the chat template of the model's tokenizer cannot be used ({type(error).__name__}); leave out --chat"
+            f"the chat template of the model's tokenizer cannot be used ({problem}); leave out --chat"
         ) from None
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 

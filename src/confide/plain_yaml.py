@@ -35,7 +35,7 @@ def read_yaml(path: Path, what: str, largest: int = LARGEST) -> Any:
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        raise BadInput(f"{path}{where}: not a YAML file of plain values without aliases") from None
+        raise BadInput(f"{path}{where}: not a YAML file of plain values without aliases; mend it there") from None
 
 
 def _plain(found: Any) -> Any:

@@ -33,7 +33,7 @@ OF_A_RUN = {
     "figures": "its figures",
 }
 STAYS = (
-    "config.yaml", "ledger.jsonl", "certificate.json", "certificate-shareable.json", "telemetry.jsonl", "tensorboard",
+    CONFIG, "ledger.jsonl", "certificate.json", "certificate-shareable.json", "telemetry.jsonl", "tensorboard",
     "model", "report-shareable.html", "figures-shareable", PURGED, LOCK,
 )  # fmt: skip
 OF_A_CORPUS = {
@@ -130,10 +130,8 @@ def purge(folder: str | Path) -> Purge:
                 told = json.dumps({"confide": __version__, "removed": sorted({*found.parts, *_before(here)})})
                 write_private(here / PURGED, told + "\n")
             else:
-                for name in (
-                    "plan.json",
-                    "manifest.json",
-                ):  # by which it would be taken for whole, or for one to resume
+                # By these it would be taken for whole, or for one to resume
+                for name in ("plan.json", "manifest.json"):
                     if name in found.parts:
                         os.replace(here / name, here / PURGING)
             for name in sorted({*found.parts, PURGING}, key=lambda name: (name == PURGING, name)):

@@ -77,7 +77,7 @@ def sources(corpus: Sequence[str]) -> list[Source]:
         for path in paths:
             found[protocol, *path.strip("/").split("/")] = filesystem, path
     if not found:
-        raise BadInput("the corpus names no file")
+        raise BadInput("the corpus names no file; give files, folders, patterns or addresses that hold one")
     shared = _shared(list(found))
     names = {key: "/".join(key[shared:]) for key in found}
     short = len({_stem(name) for name in names.values()}) == len(names)
@@ -108,7 +108,7 @@ def _resolve(item: str) -> tuple[Any, list[str]]:
     except Exception as error:  # file systems raise what they like
         raise BadInput(f"{shown} cannot be read: {_cause(error)}") from None
     if not paths:
-        raise BadInput(f"{shown} names no file")
+        raise BadInput(f"{shown} names no file; is the path or the pattern right?")
     return filesystem, paths
 
 
@@ -357,7 +357,7 @@ def _table(file: Source, blocks: Iterable[bytes], fields: Fields, size: int) -> 
     try:
         header = next(filter(None, reader), [])
         if broken:
-            raise BadInput(f"{file.name}: the header is not UTF-8 at byte {broken[0]}")
+            raise BadInput(f"{file.name}: the header is not UTF-8 at byte {broken[0]}; convert the file to UTF-8")
         columns = choose_columns(header, fields, file.name) if header else _ANY
         places = [header.index(name) for name in dict.fromkeys(columns) if name in header]
         for values in reader:

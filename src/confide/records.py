@@ -25,6 +25,8 @@ USUAL_TEXT = (
 )  # fmt: skip
 ROLES = frozenset({"system", "user", "assistant", "tool", "developer", "function"})
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+# Scripts that put no space between words: there a secret may begin and end anywhere.
+UNSPACED = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))  # fmt: skip
 
 _BROKEN = object()  # a value that is not UTF-8
 _LITERAL = re.compile(r"<(mask)>", re.IGNORECASE)
@@ -133,7 +135,9 @@ def choose_columns(names: Iterable[str], fields: Fields, file: str) -> Columns:
     """The columns to read from a file that has these: the ones the user named, else the ones with usual names."""
     names = list(names)
     if len(set(names)) < len(names):
-        raise BadInput(f"{file} has two columns of one name, or no header")
+        raise BadInput(
+            f"{file} has two columns of one name, or no header; give it a first line in which each column has its own name"
+        )
     wanted_columns = (("text", fields.text), ("id", fields.id), ("group", fields.group), ("label", fields.label))
     for option, wanted in wanted_columns:
         if wanted is not None and wanted not in names:

@@ -1,10 +1,11 @@
-"""Folders that a command makes for its own output: for their owner only, for one process at a time, and on disk when it says so."""
+"""Folders that a command makes for its own output: for their owner only, for one process at a time, on disk and whole when it says so."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import resource
 from collections.abc import Iterator
@@ -89,6 +90,12 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def sha256_of(path: Path) -> str:
+    """The digest of a file, by which what a disk has changed is known."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync_tree(folder: Path) -> None:

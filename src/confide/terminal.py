@@ -1,9 +1,8 @@
-"""What people see in the terminal: tables, a curve in characters, and numbers rounded to the safe side."""
+"""What people see in the terminal: the answers of the commands in; tables and sentences, numbers rounded to the safe side, out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -11,7 +10,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from .accounting.guarantees import percent, up
+from .accounting.guarantees import many, percent, up
 from .errors import printable
 
 if TYPE_CHECKING:
@@ -42,10 +41,10 @@ def show_epsilon(console: Console, found: dict[str, Any]) -> None:
         _show_choices(console, found)
         return
     if "target_epsilon" in found:
-        what = f"[bold]noise multiplier {up4(found['noise_multiplier'])}[/]"
+        what = f"[bold]noise multiplier {up4(found['noise_multiplier'])}[/] meets"
         if "curve_evaluations" not in found:
-            what = f"[bold]{found['steps']:,} steps[/] ({found['epochs']:.4g} epochs)"
-        say(console, f"{what} meet the target: {found['target']} at most {found['target_epsilon']:g}")
+            what = f"[bold]{many(found['steps'], 'step')}[/] ({found['epochs']:.4g} epochs) meet{'s' if found['steps'] == 1 else ''}"
+        say(console, f"{what} the target: {found['target']} at most {found['target_epsilon']:g}")
     say(console, f"[bold]epsilon = {epsilon_text(found['epsilon'])}[/] at delta = {found['delta']:g}")
     _show_facts(console, found)
     if found.get("add_remove_epsilon") is not None:
@@ -93,17 +92,13 @@ def _fact(console: Console, name: str, text: str) -> None:
     console.print(Padding(table, (0, 0, 0, 2)), highlight=False)
 
 
-def _count(number: int, name: str) -> str:
-    return f"{number:,} {name}" + ("" if number == 1 else "s")
-
-
 def _sampler(found: dict[str, Any]) -> str:
     if "sampling_rate" not in found and found["sampler"] == "shuffled":
-        return f"shuffled, {_count(found['epochs'], 'epoch')}, no amplification"
+        return f"shuffled, {many(found['epochs'], 'epoch')}, no amplification"
     if "sampling_rate" not in found:
         return "poisson: each record independently"
     kind = "each record independently" if found["sampler"] == "poisson" else "batches of fixed size, each record"
-    return f"{found['sampler']}: {kind} with probability {found['sampling_rate']:.6g}, {_count(found['steps'], 'step')}"
+    return f"{found['sampler']}: {kind} with probability {found['sampling_rate']:.6g}, {many(found['steps'], 'step')}"
 
 
 def _show_bayesian(console: Console, bayesian: dict[str, Any]) -> None:
@@ -150,6 +145,7 @@ def _show_choices(console: Console, found: dict[str, Any]) -> None:
 
 
 def show_groups(console: Console, groups: list[dict[str, Any]]) -> None:
+    """A row of ε by how many records change."""
     table = Table("records changed", *[f"{row['k']}" for row in groups], box=None, pad_edge=False)
     table.add_row("epsilon", *["none" if row["epsilon"] is None else up(row["epsilon"]) for row in groups])
     console.print(table)
@@ -200,9 +196,9 @@ def show_verified(console: Console, certificate: dict[str, Any], ledger_length: 
 
 def show_screened(console: Console, manifest: dict[str, Any], folder: object) -> None:
     """The counts of a screening, and the stability that the certificate will rest on."""
-    records = _count(manifest["records"], inert(manifest["unit"]))
+    records = many(manifest["records"], inert(manifest["unit"]))
     if manifest["records"] != manifest["documents"]:
-        records = f"{_count(manifest['documents'], 'document')}, {records}"
+        records = f"{many(manifest['documents'], 'document')}, {records}"
     say(
         console,
         f"[bold]{records}[/]: [green]{manifest['public']:,} public[/], [yellow]{manifest['private']:,} private[/]",
@@ -211,7 +207,7 @@ def show_screened(console: Console, manifest: dict[str, Any], folder: object) ->
     if findings:
         _fact(console, "redacted", ", ".join(f"{count:,} {kind}" for kind, count in findings))
     if manifest["bad_rows"]:
-        _fact(console, "skipped", f"{_count(manifest['bad_rows'], 'row')} that could not be used")
+        _fact(console, "skipped", f"{many(manifest['bad_rows'], 'row')} that could not be used")
     if manifest["dedup"] != "off":
         _fact(
             console,
@@ -225,11 +221,11 @@ def show_screened(console: Console, manifest: dict[str, Any], folder: object) ->
     if manifest["canaries"]:
         _fact(console, "canaries", f"{manifest['canaries']['canaries']:,}, each {manifest['canaries']['copies']} times")
     k = manifest["k"]
-    caught = "nothing changes" if k["detected"] == 0 else f"at most {_count(k['detected'], 'record')}"
+    caught = "nothing changes" if k["detected"] == 0 else f"at most {many(k['detected'], 'record')}"
     _fact(
         console,
         "stability",
-        f"masking a missed secret changes at most {_count(k['missed'], 'record')}; a caught one: {caught}",
+        f"masking a missed secret changes at most {many(k['missed'], 'record')}; a caught one: {caught}",
     )
     _fact(console, "", k["repeats"])
     recall = manifest["conservative"]["recall_class"]
@@ -260,6 +256,7 @@ def inert(text: object) -> str:
 
 
 def show_policies(console: Console, found: list[dict[str, str]], composed: dict[str, str]) -> None:
+    """The page of `confide policies`."""
     for entry in found:
         console.print(f"[bold]{inert(entry['name'])}[/][dim]{inert(entry['argument'])}[/]", highlight=False)
         needs = f" [dim](needs {inert(entry['needs'])})[/]" if entry["needs"] else ""
@@ -267,20 +264,6 @@ def show_policies(console: Console, found: list[dict[str, str]], composed: dict[
     for name, summary in composed.items():
         console.print(f"[bold]{inert(name)}[/]", highlight=False)
         say(console, inert(summary), indent=4)
-
-
-def chart(xs: Sequence[float], ys: Sequence[float], x_label: str, y_label: str, width: int = 60) -> str:
-    """A curve with a logarithmic vertical axis, one line a power of ten, in characters."""
-    logs = [math.log10(y) for y in ys]
-    top, bottom = round(max(logs)), round(min(logs))
-    left, right = min(xs), max(xs)
-    grid = [[" "] * width for _ in range(top - bottom + 1)]
-    for x, y in zip(xs, logs, strict=True):
-        grid[round(top - y)][round((x - left) / (right - left) * (width - 1))] = "*"
-    lines = [f"{f'1e{top - i:+03d}':>7} |{''.join(cells).rstrip()}" for i, cells in enumerate(grid)]
-    lines.append(f"{y_label:>7} +{'-' * width}")
-    lines.append(f"{x_label:>7}  {left:<10g}{(left + right) / 2:^{width - 20}.3g}{right:>10.3g}")
-    return "\n".join(lines)
 
 
 def show_plan(console: Console, found: dict[str, Any], brief: bool = False) -> None:
@@ -291,7 +274,7 @@ def show_plan(console: Console, found: dict[str, Any], brief: bool = False) -> N
         f"[yellow]{found['private']:,} private[/] {inert(found['unit'])}s to train on, {found['validation']:,} to validate on",
     )
     for phase in found["phases"]:
-        parts = [_count(phase["epochs"], "epoch")]
+        parts = [many(phase["epochs"], "epoch")]
         if phase["public_steps"]:
             parts.append(f"{phase['public_steps']:,} steps without noise")
         if "steps" in phase:
@@ -402,5 +385,5 @@ def show_purge(console: Console, found: Purge, done: bool) -> None:
 
 def _duration(seconds: float) -> str:
     if seconds < 90:
-        return _count(max(1, round(seconds)), "second")
+        return many(max(1, round(seconds)), "second")
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

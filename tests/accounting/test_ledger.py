@@ -26,7 +26,7 @@ from confide.accounting import (
 )
 from confide.accounting.events import flatten, from_plain, to_plain
 from confide.accounting.ledger import head_at
-from confide.errors import BadInput, Contradiction, Refused
+from confide.errors import BadInput, ConfideError, Contradiction, Refused
 
 STEP = PoissonGaussian(0.1, 1.0)
 SETTING = {"method": "crt"}
@@ -310,3 +310,17 @@ def test_an_unreadable_ledger_is_explained(tmp_path):
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(BadInput, match="empty"):
         read_ledger(tmp_path / "empty.jsonl")
+
+
+def test_a_ledger_whose_first_line_did_not_fit_on_the_disk_is_not_in_the_way(tmp_path, monkeypatch):
+    path, entry = tmp_path / "ledger.jsonl", [("train", STEP)]
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(ConfideError, match="No space left on device"):
+            LedgerWriter.create(path, SETTING, entry)
+    LedgerWriter.create(path, SETTING, entry).close()
+    assert read_ledger(path).planned == tuple(entry)

@@ -14,7 +14,6 @@ from confide.accounting import (
     labels_needed,
     redraw_bound,
     review_bound,
-    review_bounds_by_type,
 )
 from confide.accounting.missrate import share_of_error
 from confide.errors import BadInput
@@ -129,13 +128,6 @@ def test_more_misses_never_lower_a_bound(labels, data):
     assert redraw_bound(missed, labels, BETA) < redraw_bound(missed + 1, labels, BETA) <= 1
     beta = data.draw(st.floats(0.001, 0.2))
     assert redraw_bound(missed, labels, beta) >= missed / labels
-
-
-def test_types_share_the_confidence():
-    reviews = {"name": [Reviewed(1, 0)] * 100, "phone": [Reviewed(1, 0)] * 50}
-    bounds = review_bounds_by_type(reviews, 1, BETA)
-    assert bounds["name"] == review_bound(reviews["name"], 1, BETA / 2)
-    assert bounds["phone"] > bounds["name"]
 
 
 def test_confidence_is_split_between_both_rates_unless_one_is_zero_by_construction():

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -239,3 +240,50 @@ def test_the_ledger_may_lie_elsewhere(run, tmp_path):
     elsewhere = tmp_path / "elsewhere.jsonl"
     (run / "ledger.jsonl").rename(elsewhere)
     assert verify(run / "certificate.json", elsewhere).ledger_length == 5
+
+
+# -- the run's configuration -------------------------------------------------------------------------------------------
+
+OPTIONS = {
+    "method": "crt",
+    "delta": 1e-5,
+    "clip_norm": 1.0,
+    "epochs": 2,
+    "noise": 2.0,
+    "private_batch_size": 50,
+    "seed": 3,
+}
+
+
+def configure(run, **changed):
+    config = {"noise": {"train": 2.0}, "options": {**OPTIONS, **changed}}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+
+
+def test_the_configuration_of_a_run_must_not_contradict_its_certificate(run, capsys):
+    configure(run)
+    assert verify(run).ledger_length == 5
+    configure(run, seed=4)  # of which the certificate says nothing
+    assert verify(run).ledger_length == 5
+    for option, value in (("delta", 1e-3), ("noise", 3.0), ("method", "dpsgd"), ("epochs", 3)):
+        configure(run, **{option: value})
+        with pytest.raises(Contradiction, match=f"config.yaml is not what .* for: --{option}") as found:
+            verify(run)
+        assert found.value.exit_code == 3
+        assert verify(run / "certificate.json").ledger_length == 5  # which holds by itself
+
+
+def test_a_configuration_without_an_option_is_that_of_an_older_confide(run):
+    for left_out in OPTIONS:
+        config = {"options": {name: value for name, value in OPTIONS.items() if name != left_out}}
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+        assert verify(run).ledger_length == 5
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "3", "options: 1", "options: {epochs: a}", "{noise: 1, options: {}}", "options: {epochs: 1.0e400}"]
+)
+def test_a_damaged_configuration_is_bad_input(run, content):
+    (run / "config.yaml").write_text(content)
+    with pytest.raises((BadInput, Contradiction), match=r"config\.yaml"):
+        verify(run)

@@ -13,9 +13,11 @@ from scipy import stats
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from confide.attacks import extraction, games
-from confide.attacks.extraction import Search, contrast, extract, letters, rate, read
+from confide.attacks.extraction import Search, extract
 from confide.attacks.games import Masked, _fitting, _others, infer, reconstruct
+from confide.attacks.letters import letters, read
 from confide.attacks.sampling import Sample, sample
+from confide.attacks.statistics import contrast, rate
 from confide.errors import BadInput
 from confide.models import LstmConfig, LstmForCausalLM
 from confide.models.tokens import encode, first_id, train_bpe

@@ -8,9 +8,11 @@ import pytest
 from scipy import stats
 
 from confide.attacks import attack, attack_model
+from confide.attacks.outside import read_candidates
 from confide.cli import main
 from confide.errors import BadInput, Contradiction
 from confide.experiments.customersim import dialogues, people
+from confide.models import build
 from confide.screening import screen
 from confide.screening.canaries import write_canaries
 from confide.training import make_plan, train_plan
@@ -225,6 +227,48 @@ def test_a_model_from_elsewhere_is_attacked_by_the_canaries_of_its_corpus(runs, 
         )
     assert ended.value.code == 0
     assert json.loads(capsys.readouterr().out)["membership"]["members"] == 30
+
+
+def test_rows_that_are_no_candidates_are_counted_and_not_quoted(runs, home, capsys):
+    texts = [one.text for one in dialogues(60, crowd=people(0, 60))]
+    good = [json.dumps({"text": text}) for text in texts]
+    bad = ["{oops 4711", "{oops", json.dumps({"text": " "}), json.dumps({"other": "QUITE-SECRET"})]
+    (home / "some.jsonl").write_text("\n".join([*good[:30], good[0], *bad]))
+    (home / "rest.jsonl").write_text("\n".join(good[30:]))
+    base = ["attack", "--model", str(runs["crt"].folder / "model"), "--others", str(home / "rest.jsonl"), "--members"]
+    told = []
+    for more in ([], ["--json"]):
+        with pytest.raises(SystemExit) as ended:
+            main([*base, str(home / "some.jsonl"), *more])
+        assert ended.value.code == 0
+        told.append(capsys.readouterr().out)
+    assert "members: of 35 rows 4 left out (" in told[0]
+    assert "not JSON from column … on: 2" in " ".join(told[0].split())
+    assert "1 read like an earlier one" in " ".join(told[0].split())
+    assert "others: of" not in told[0]
+    rows = json.loads(told[1])["rows"]
+    assert rows["members"]["rows"] == 35
+    assert rows["members"]["used"] == 31
+    assert sum(rows["members"]["left_out"].values()) == 4
+    assert rows["members"]["repeated"] == 1
+    assert rows["others"]["left_out"] == {}
+    assert "SECRET" not in "".join(told)
+    assert "4711" not in "".join(told)
+    (home / "few.jsonl").write_text("\n".join(bad))
+    with pytest.raises(SystemExit) as ended:
+        main([*base, str(home / "few.jsonl")])
+    assert ended.value.code == 2
+    assert "members: of 4 rows 4 left out" in capsys.readouterr().err
+
+
+def test_texts_that_a_model_cannot_see_whole_are_cut_and_counted(runs, home):
+    model = build("gpt2-tiny:hidden_size=16,num_hidden_layers=1,max_position_embeddings=8", runs["crt"].tokenizer())
+    (home / "long.jsonl").write_text(
+        json.dumps({"text": "a b c d e f g h i j k l m n o p"}) + "\n" + json.dumps({"text": "a"})
+    )
+    found, counts = read_candidates(home / "long.jsonl", model, runs["crt"].tokenizer())
+    assert [len(one.row.ids) for one in found] == [9, 2]
+    assert (counts["cut"], counts["left_out"]) == (1, {})
 
 
 def test_canaries_for_other_programs_hide_those_that_the_coin_took_out(tmp_path):

@@ -1,4 +1,4 @@
-"""What every guarantee rests on: bounded contributions, noise once per step, and refusals (guarantees §9, 10 to 13)."""
+"""What every guarantee rests on: bounded contributions, noise once per step, and refusals (guarantees §1)."""
 
 import math
 

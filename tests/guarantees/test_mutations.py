@@ -239,7 +239,7 @@ MISTAKES = {
         "training/test_neighbours.py::test_a_record_that_is_held_out_stays_out_whatever_part_it_is_in",
     ),
     "a run that is resumed as another": (
-        "training/run.py",
+        "training/beginning.py",
         "if (ledger.planned, ledger.setting) != (plan.planned, plan.setting.to_plain()):",
         "if False:",
         "training/test_neighbours.py::test_a_run_is_not_resumed_as_another",
@@ -382,8 +382,14 @@ MISTAKES = {
         "",
         "dp/test_hostile.py::test_padding_on_the_left_is_refused",
     ),
+    "a configuration that contradicts the certificate": (
+        "accounting/verification.py",
+        "wrong = list(disagreements(config, certificate, ledger))",
+        "wrong: list[str] = []",
+        "accounting/test_verification.py::test_the_configuration_of_a_run_must_not_contradict_its_certificate",
+    ),
     "a run goes on with a ledger that is shorter than its certificate": (
-        "training/run.py",
+        "training/beginning.py",
         "        _refuse_shorter(certified, ledger)",
         "        pass",
         "training/test_provenance.py::test_a_ledger_that_was_cut_is_not_gone_on_with_though_no_checkpoint_tells",

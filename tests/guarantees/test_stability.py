@@ -1,4 +1,4 @@
-"""Stability of screening: how many training records change when a secret is masked by hand (guarantees §2-3, §9.1-9.7)."""
+"""Stability of screening: how many training records change when a secret is masked by hand (guarantees §2-3)."""
 
 import importlib.util
 import random
@@ -164,7 +164,7 @@ def test_the_pipeline_does_what_the_oracle_does(screened, policy, records, order
 def test_masking_a_secret_changes_at_most_k_records_and_no_public_one(
     screened, policy, records, rule, order, dedup, dedup_unit, max_copies, data
 ):
-    """guarantees §9.1 and §9.3, for record-local policies of all kinds."""
+    """guarantees §2-3, for record-local policies of all kinds."""
     flags = data.draw(st.sampled_from([("id", "x", "y"), ("id",)]))
     options = {"dedup": dedup, "conservative": policy(words_of(*flags))}
     if dedup == "exact" and max_copies:
@@ -201,7 +201,7 @@ def test_masking_a_secret_changes_at_most_k_records_and_no_public_one(
 @few
 @given(corpus, st.data())
 def test_masking_a_detected_secret_changes_nothing(screened, records, data):
-    """guarantees §9.2: where the manifest says k = 0 for a detected secret, the screened corpora are equal."""
+    """guarantees §3: where the manifest says k = 0 for a detected secret, the screened corpora are equal."""
     words = {"call": "call", "id": "id", "x": "555", "y": "31"}
     texts = ["\n".join(" ".join(words[w] for w in unit) for unit in record) for record in records]
     places = [(i, text.index(secret)) for i, text in enumerate(texts) for secret in ("555", "31") if secret in text]
@@ -227,7 +227,7 @@ def test_a_detected_secret_is_not_free_in_the_papers_order(screened):
 
 
 def test_public_near_duplicates_do_not_see_the_private_part(screened):
-    """guarantees §9.6: a private record that resembles many public ones frees none of them when it is masked."""
+    """guarantees §2: a private record that resembles many public ones frees none of them when it is masked."""
     shared = "one two three four five six seven eight nine ten eleven twelve"
     star = [f"{shared} {word}" for word in ("red", "blue", "green")]
     texts = [f"{shared} 555", *star]
@@ -245,7 +245,7 @@ def test_near_duplicates_in_the_private_part_are_not_on_offer(screened):
 
 @given(st.lists(st.sampled_from(["hello", "the", "555", MARK, "Zebedee", "you"]), min_size=1, max_size=5).map(" ".join))
 def test_a_record_with_a_mask_or_a_hit_is_private(text):
-    """guarantees §9.7 and CRT A.6, rule 5."""
+    """guarantees §3 and CRT A.6, rule 5."""
     from confide.policies import load
     from confide.records import Record
     from confide.screening.treatment import treat

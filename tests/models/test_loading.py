@@ -11,8 +11,10 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 
+from confide.cli import main
 from confide.dp import Plan, PrivateGradients
 from confide.errors import BadInput
+from confide.generation import generate
 from confide.models import Lora, build, encode, load_tokenizer, load_trained, prepare, save
 from confide.models.tokens import _hub_answers
 
@@ -339,6 +341,66 @@ def test_text_ends_where_training_ended_it_and_a_models_own_taste_does_not_keep_
     assert model.generation_config.pad_token_id == model.config.pad_token_id == found.pad_token_id
     save(model, found, tmp_path / "out")
     assert load_trained(tmp_path / "out")[0].generation_config.eos_token_id == [found.eos_token_id, 5, 6]
+
+
+BAD_WAYS = {
+    "{": "generation_config.json is not JSON",
+    "[" * 10**5: "generation_config.json is not JSON",
+    "\x80": "generation_config.json is not JSON",
+    "[1]": "generation_config.json holds no settings",
+    "null": "generation_config.json holds no settings",
+    '{"eos_token_id": "x"}': "eos_token_id",
+    '{"eos_token_id": [1, null]}': "eos_token_id",
+    '{"eos_token_id": 1000000000000000000000000000000}': "eos_token_id",
+    '{"temperature": "hot"}': "temperature",
+    '{"temperature": NaN}': "temperature",
+    '{"do_sample": [1]}': "do_sample",
+    '{"repetition_penalty": true}': "repetition_penalty",
+    '{"watermarking_config": {"a": 1}}': "cannot load the model",
+}
+
+
+@pytest.mark.parametrize("content", BAD_WAYS, ids=lambda content: content[:30])
+def test_a_corrupt_generation_config_is_refused_by_every_command(gpt2, own, content, capsys):
+    (gpt2 / "SHA256SUMS").unlink()  # of another program
+    found = own(gpt2)
+    (gpt2 / "generation_config.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(BadInput, match=BAD_WAYS[content]):
+        build(str(gpt2), found)
+    texts = gpt2 / "texts.txt"
+    texts.write_text("hello")
+    for command in (["generate", str(gpt2)], ["attack", "--model", str(gpt2), "--members", texts, "--others", texts]):
+        with pytest.raises(SystemExit) as stopped:
+            main([str(one) for one in command])
+        said = capsys.readouterr().err
+        assert stopped.value.code == 2, said
+        assert BAD_WAYS[content] in said
+
+
+def test_a_generation_config_without_end_is_refused(gpt2):
+    with (gpt2 / "generation_config.json").open("wb") as file:
+        file.truncate(65 << 20)
+    with pytest.raises(BadInput, match=r"generation_config\.json is larger than 64 MB"):
+        load_tokenizer(None, str(gpt2))
+
+
+def test_of_a_models_own_taste_nothing_is_kept_that_could_take_any_time(gpt2, own, tmp_path):
+    taste = {
+        "do_sample": True,
+        "temperature": 0.6,
+        "repetition_penalty": 2,
+        "num_beams": 10**9,
+        "bad_words_ids": [[1.5]],
+    }
+    (gpt2 / "generation_config.json").write_text(json.dumps(taste))
+    save(build(str(gpt2), own(gpt2)), own(gpt2), tmp_path / "out")
+    for folder in (gpt2, tmp_path / "out"):
+        (folder / "SHA256SUMS").unlink()
+        kept = load_trained(folder)[0].generation_config
+        assert (kept.do_sample, kept.temperature, kept.repetition_penalty) == (True, 0.6, 2.0)
+        assert (kept.num_beams or 1) == 1
+        assert not kept.bad_words_ids
+        assert generate(folder, "Agent", max_new_tokens=2)
 
 
 def test_a_broken_folder_is_named(gpt2):

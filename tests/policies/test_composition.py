@@ -157,7 +157,7 @@ POLICIES = {
 @settings(max_examples=200)
 @given(st.lists(fragments, max_size=12).map("".join), st.sampled_from(sorted(POLICIES)), st.integers(0, 5))
 def test_masking_what_was_found_changes_nothing(tmp_path_factory, text, which, seed):
-    """guarantees §9.2 for every policy that claims to be mask-consistent: t(s) = t(s[c→MARK]) for each maximal span c."""
+    """guarantees §3 for every policy that claims to be mask-consistent: t(s) = t(s[c→MARK]) for each maximal span c."""
     path = tmp_path_factory.getbasetemp() / "known.txt"
     path.write_text("ada pine\npine 555\no'zq\n1 me\nwill\nme\n田中\n\u00dfo\n")
     spec = POLICIES[which].replace("KNOWN", str(path))

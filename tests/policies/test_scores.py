@@ -160,7 +160,7 @@ def test_any_text_is_read_and_the_conservative_policy_covers_the_other(folder: P
 
 
 def test_folders_that_cannot_serve_are_refused_in_words(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="needs a model: scores:FOLDER"):
+    with pytest.raises(BadInput, match=r"needs a model: scores:FOLDER, the folder of .* token classifier"):
         Scores()
     with pytest.raises(BadInput, match="no such folder, and no model of this name in the local cache"):
         Scores("someone/some-model")

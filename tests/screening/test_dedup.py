@@ -19,7 +19,7 @@ def expected(units, copies=1):
 
 @given(digests, st.binary(min_size=1, max_size=8))
 def test_a_verified_filter_of_64_bits_finds_what_exact_dedup_finds(units, key):
-    """guarantees §9.4."""
+    """guarantees §2."""
     bloom = Bloom(len(units) or 1, 1e-9, key, bits=64)
     assert list(verified_copies(enumerate(units), enumerate(units), bloom)) == expected(units)
 

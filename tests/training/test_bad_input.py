@@ -56,7 +56,7 @@ def words(**choices):
         ({"tokenizer": "/nowhere/at/all"}, "/nowhere/at/all"),
         ({"vocabulary_from": "/nowhere/at/all"}, "/nowhere/at/all"),
         ({"validation": "/nowhere/at/all"}, "/nowhere/at/all"),
-        ({"method": "jft", "phase1": "hand-screened"}, "--screened-by-hand"),
+        ({"method": "jft", "phase1": "hand-screened"}, "JSON lines with the text as people left it"),
         ({"method": "jft", "phase1": "hand-screened", "screened_by_hand": "/nowhere"}, "/nowhere"),
         ({"method": "jft", "phase1": "noised"}, "--phase1-noise"),
         ({"method": "jft", "tuning_runs": 2}, "--tuning-runs"),
@@ -178,13 +178,13 @@ def full(*_, **__):
 @pytest.mark.parametrize(
     "where",
     [
-        "confide.training.run._begin",
+        "confide.training.beginning._begin",
         "confide.training.checkpoints._write_tensors",
         "confide.training.run.save",
         "telemetry.jsonl",
         "confide.training.corpus.write_private",
         "confide.accounting.certificate.json.dump",
-        "confide.training.run.LedgerWriter.create",
+        "confide.training.beginning.LedgerWriter.create",
     ],
 )
 def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(screened, cli, tmp_path, monkeypatch, where):

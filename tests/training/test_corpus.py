@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from confide.errors import BadInput, ConfideError
+from confide.models import templates
 from confide.policies import Finding, Policy, load
 from confide.records import MASK, Columns, Fields, Turn, make_record
 from confide.screening import Screened, screen
@@ -248,6 +249,29 @@ def test_a_template_that_refuses_the_roles_is_bad_input():
     tokenizer = chatty()
     tokenizer.chat_template = "{{ raise_exception('Roles must alternate') }}"
     with pytest.raises(BadInput, match=r"row 0.*--unit document.*--tokenizer"):
+        one(Encoder(tokenizer, 50), CHAT, turns=TURNS, where="row 0")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0].content * 3 }}",
+        "{{ messages[0].content.replace('0', '99') }}",
+        "{{ messages[0].content.replace('0', '9' * 5000) }}",
+    ],
+)
+def test_a_template_that_repeats_messages_or_makes_them_up_is_refused(template):
+    tokenizer = chatty()
+    tokenizer.chat_template = template
+    with pytest.raises(BadInput, match=r"row 0.*leaves all messages out, or repeats them.*--tokenizer"):
+        one(Encoder(tokenizer, 50), CHAT, turns=TURNS, where="row 0")
+
+
+def test_a_template_without_end_is_bad_input(monkeypatch):
+    monkeypatch.setattr(templates, "SECONDS", 0.5)
+    tokenizer = chatty()
+    tokenizer.chat_template = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(BadInput, match=r"row 0.*does not end.*--tokenizer"):
         one(Encoder(tokenizer, 50), CHAT, turns=TURNS, where="row 0")
 
 

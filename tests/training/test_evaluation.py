@@ -245,7 +245,7 @@ def test_a_model_with_too_few_tokens_is_explained_without_the_text():
         assert "Yps" not in str(raised.value)
     nameless = bpe()
     nameless.eos_token = None
-    with pytest.raises(BadInput, match="neither a bos"):
+    with pytest.raises(BadInput, match="no token for the beginning or the end of a text"):
         evaluate(Uniform(257), nameless, TEXTS, max_length=8)
 
 

@@ -12,8 +12,8 @@ from confide.accounting import read_ledger
 from confide.dp import PrivateGradients
 from confide.records import MASK
 from confide.training import make_plan, steps
+from confide.training.building import new_model, new_tokenizer
 from confide.training.loop import Work
-from confide.training.run import new_model, new_tokenizer
 
 GPT = "gpt2-tiny:hidden_size=16,num_hidden_layers=1,num_attention_heads=2"
 LSTM = "lstm:hidden_size=16,embedding_size=16"

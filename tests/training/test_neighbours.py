@@ -10,7 +10,7 @@ import confide.screening.batches as batches
 from confide.errors import BadInput, Contradiction, Refused
 from confide.records import MARK, Fields
 from confide.screening import screen
-from confide.training import Options, loop, make_plan, plan_of, run, train_plan
+from confide.training import Options, beginning, loop, make_plan, plan_of, train_plan
 
 SECRET = "Zorro"
 GPT = "gpt2-tiny:num_hidden_layers=1,hidden_size=8,num_attention_heads=1"
@@ -46,7 +46,7 @@ def neighbours(tmp_path, monkeypatch):
             monkeypatch.setattr(batches, "split", own)
             options = {"noise": 2.0, "delta": 1e-5, "validation_share": 0.0, "private_batch_size": 2, "epochs": 1}
             plan = make_plan(screened, **{"model": GPT, **options, **choices})
-            prepared = run.prepare_run(plan, tmp_path / f"run-{name}", False, lambda records: None)
+            prepared = beginning.prepare_run(plan, tmp_path / f"run-{name}", False, lambda records: None)
             private = prepared.streams(plan.phases[-1])[1]
             found.append(
                 Counter((tuple(private.tokens[int(row)].ids), private.tokens[int(row)].label) for row in private.rows)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from confide import records
-from confide.accounting import Noiseless, PoissonGaussian, curve, read_ledger, verify
+from confide.accounting import Ledger, Noiseless, PoissonGaussian, curve, read_ledger, verify
+from confide.accounting.agreement import disagreements
 from confide.errors import BadInput, Refused
 from confide.policies import load
 from confide.records import MARK
@@ -17,6 +18,8 @@ from confide.screening import Screened
 from confide.training import make_plan, planning, probe_plan, train_plan
 from confide.training.holdout import _place, split_rows
 from confide.training.selective import Selective
+
+LSTM = "lstm:hidden_size=16,embedding_size=16"
 
 
 def test_the_plans_epsilon_meets_the_target_and_is_that_of_the_certificate(screened, finished, small):
@@ -102,6 +105,58 @@ def test_jft_with_a_noised_phase_1_counts_both_phases(screened, small, outside, 
     assert made.private["phase2"].epsilon(1e-3) < both <= 8.0
     run = train_plan(made, tmp_path / "run")
     assert run.certificate["guarantees"][0]["epsilon"] == pytest.approx(both, rel=1e-3)
+
+
+# -- the configuration of a run and its certificate ----------------------------------------------------------------------
+
+PLANS = {  # what is asked for, and which options the certificate then says something about, besides those that it always does
+    "crt": (
+        {"epsilon": 8.0, "ratio": 0.3, "private_batch_size": 7},
+        "epsilon ratio private_batch_size mask_records epochs",
+    ),
+    "crt without masks": ({"noise": 1.2, "mask_records": "drop", "private_batch_size": None}, "mask_records epochs"),
+    "crt that needs next to no noise": ({"epsilon": 500.0, "epochs": 1}, "epochs"),
+    "dpsgd after two more": ({"method": "dpsgd", "noise": 3.0, "tuning_runs": 2}, "epochs private_batch_size"),
+    "jft": ({"method": "jft", "epsilon": 5.0, "phase1_epochs": 3}, "epsilon phase1 epochs"),
+    "jft with light noise": (
+        {"method": "jft", "epsilon": 8.0, "phase1": "noised", "phase1_noise": 2.0, "phase1_epochs": 1},
+        "epsilon phase1 phase1_noise phase1_epochs epochs",
+    ),
+    "sdp": ({"method": "sdp", "epsilon": 8.0, "model": LSTM}, "epsilon variant epochs"),
+    "sdp as in the paper": (
+        {"method": "sdp", "variant": "paper", "noise": 30.0, "segments": 3, "epochs": 1, "model": LSTM},
+        "variant segments state_noise epochs",
+    ),
+}
+ALWAYS = "method delta clip_norm weights_from noise tuning_runs review vocabulary_from"
+OTHER = {
+    "delta": 2e-3, "epsilon": 0.1, "clip_norm": 1.25, "noise": 77.0, "epochs": 40, "private_batch_size": 5, "phase1_noise": 3.0, "phase1_epochs": 30,
+    "segments": 4, "state_noise": 9.0, "tuning_runs": 7, "vocabulary_from": None, "ratio": 9.0,
+}  # fmt: skip
+
+
+def certified(screened, outside, small, name):
+    """A plan's certificate and ledger, and the configuration that its run would have."""
+    made = make_plan(screened, **{**small(vocabulary_from=outside, delta=1e-3), "noise": None, **PLANS[name][0]})
+    noises = {phase: private.noise_multiplier for phase, private in made.private.items()}
+    config = {"noise": noises, "options": made.options.to_plain()}
+    return config, made.certificate(), Ledger(made.setting.to_plain(), made.planned, (), 1, "")
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_configuration_agrees_with_the_certificate_of_its_run_and_no_other_option_does(
+    screened, outside, small, name
+):
+    config, certificate, ledger = certified(screened, outside, small, name)
+    assert not list(disagreements(config, certificate, ledger))
+    options = config["options"]
+    for option in f"{ALWAYS} {PLANS[name][1]}".split():
+        changed = {**config, "options": {**options, option: OTHER.get(option, "x")}}
+        assert list(disagreements(changed, certificate, ledger)), option
+    for phase, noise in config["noise"].items():
+        changed = {**config, "noise": {**config["noise"], phase: noise * 1.01}}
+        assert any(phase in one for one in disagreements(changed, certificate, ledger))
+    assert list(disagreements({**config, "noise": {"other": 1.0}}, certificate, ledger))
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------

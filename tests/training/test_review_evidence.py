@@ -11,10 +11,10 @@ from confide.accounting import Review, verify
 from confide.errors import BadInput, Refused
 from confide.review import open_store, save
 from confide.screening import Screened, screen
+from confide.training.beginning import plan_of
 from confide.training.evidence import read_review
 from confide.training.loop import train
 from confide.training.planning import plan
-from confide.training.run import plan_of
 
 TEXTS = [f"id K{i}" for i in range(60)] + ["it is red and stone"] * 6 + ["it is Qzx"] * 6
 

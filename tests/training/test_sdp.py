@@ -27,7 +27,7 @@ from confide.training.loop import train
 from confide.training.options import Options
 from confide.training.phases import Phase, Slot
 from confide.training.planning import plan
-from confide.training.run import Stream
+from confide.training.prepared import Stream
 from confide.training.sdp import phases, private_targets, public_pieces
 from confide.training.selective import Selective, noised, segments
 
@@ -337,7 +337,7 @@ def test_segments_beyond_the_limit_never_reach_the_model(steps):
 
 
 def test_every_noised_gradient_and_state_is_paid_for(steps, monkeypatch):
-    """Ledger size N·R·(1+n_h) (guarantees §9.17): so many noised tensors a record touches, and no more."""
+    """Ledger size N·R·(1+n_h) (guarantees §5): so many noised tensors a record touches, and no more."""
     epochs, text = 2, record([9, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12], "--x---x---x-")
     made = steps([text], epochs=epochs, ledger=True, state_noise=3.0, state_clip=0.5, clip_norm=0.1)
     calls, add = [], GaussianNoise.add_

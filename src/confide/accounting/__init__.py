@@ -26,7 +26,6 @@ from .missrate import (
     labels_needed,
     redraw_bound,
     review_bound,
-    review_bounds_by_type,
 )
 from .selection import SelectionCurve, any_curve, selection_curve
 from .setting import Setting
@@ -67,7 +66,6 @@ __all__ = [
     "read_ledger",
     "redraw_bound",
     "review_bound",
-    "review_bounds_by_type",
     "selection_curve",
     "slot_epsilon",
     "smallest_noise",

@@ -84,16 +84,6 @@ class Ceilings:
         }
 
 
-def generic_accuracy(epsilon: float, delta: float) -> float:
-    """The looser ceiling that knows one (ε, δ) only: (e^ε+δ)/(1+e^ε)."""
-    return (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
-
-
-def generic_exposure_mean(epsilon: float, delta: float, space: int) -> float:
-    """The looser exposure ceiling from one (ε, δ): (1+ε)/ln 2 + δ·log₂ space."""
-    return (1 + epsilon) / math.log(2) + delta * math.log2(space)
-
-
 def chance_exposure(space: int, canaries: int = 1) -> float:
     """The expected exposure (of the most exposed of `canaries`) when the model knows nothing."""
     if space <= EXACT:  # ranks are whole numbers, which shows in small spaces

@@ -25,9 +25,9 @@ from .assumptions import assumptions, not_promised
 from .ceilings import Ceilings, chance_exposure
 from .curves import ACCOUNTANT, check_delta, gaussian_delta
 from .events import FixedSizeGaussian, Noiseless, Selection, SelectiveGaussian, to_plain
-from .guarantees import Accounts, AnyCurve, Evidence, guarantees, miss_bounds, one_run_steps, public_misses, up
+from .guarantees import Accounts, AnyCurve, Evidence, guarantees, miss_bounds, one_run_steps, up
 from .ledger import Ledger, canonical
-from .missrate import Redraws, Review
+from .missrate import Redraws, Review, public_misses
 from .selection import SELECTION_ACCOUNTANT, SelectionCurve
 from .setting import Setting, refuse_unsound
 
@@ -111,7 +111,9 @@ def _refuse_ledger(accounts: Accounts) -> None:
     setting, ledger = accounts.setting, accounts.ledger
     steps = accounts.steps()
     if not steps:
-        raise Refused("no certificate: the ledger holds no step, so that nothing was trained")
+        raise Refused(
+            "no certificate: the ledger holds no step, so that nothing was trained; let the run take its steps first"
+        )
     if setting.method == "jft" and not set(ledger.phases) <= {"phase1", "phase2"}:
         raise Refused("no certificate: a jft ledger has the phases 'phase1' and 'phase2' only")
     selected = any(isinstance(event, Selection) and event.mean_runs is not None for event in ledger.charged())
@@ -220,8 +222,12 @@ def evidence_from_plain(plain: Mapping[str, Any] | None) -> Evidence | None:
             records = tuple(r if isinstance(r, str) else tuple(r) for r in values.pop("records"))
             return Review(records=records, **values)
     except (TypeError, KeyError):
-        raise BadInput("the certificate's evidence cannot be read: it lacks a field or has an unknown one") from None
-    raise BadInput("the certificate's evidence is of an unknown kind")
+        raise BadInput(
+            "the certificate's evidence cannot be read: it lacks a field or has an unknown one; bring it back from a backup"
+        ) from None
+    raise BadInput(
+        "the certificate's evidence is of an unknown kind; bring it back from a backup, or install a newer confide"
+    )
 
 
 def _gdp(main: AnyCurve, delta: float) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class Curve:
         epsilons = np.asarray(epsilons, dtype=float)
         if np.any(np.diff(epsilons) < 0) or not np.all(np.isfinite(epsilons)) or np.any(epsilons < 0):
             raise BadInput("epsilons must be finite, not negative and in ascending order")
-        small, large = epsilons[epsilons <= 600], epsilons[epsilons > 600]  # e^ε must stay finite
+        small, large = epsilons[epsilons <= MAX_EPSILON], epsilons[epsilons > MAX_EPSILON]  # e^ε must stay finite
         worst = np.zeros(len(small))
         if len(small):
             worst = np.max([pmf.get_delta_for_epsilon(list(small)) for pmf in self.directions], axis=0)

@@ -11,7 +11,7 @@ from .bayesian import corpus_epsilon, jft_epsilon, slot_epsilon
 from .curves import Curve
 from .events import Event, FixedSizeGaussian, Selection, SelectiveGaussian, Step, flatten
 from .ledger import Ledger
-from .missrate import SKIPPED, Redraws, Review
+from .missrate import Redraws, Review, public_misses
 from .selection import SelectionCurve, any_curve
 from .setting import Setting
 
@@ -98,6 +98,20 @@ def percent(confidence: float) -> str:
     return f"{100 * confidence:.10g}%"
 
 
+def many(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> many(1, "secret"), many(2000, "secret")
+    ('1 secret', '2,000 secrets')
+    """
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def finite(value: float) -> float | None:
+    """A number for JSON, which knows no infinity: None where no finite one is proven."""
+    return value if math.isfinite(value) else None
+
+
 def guarantees(accounts: Accounts, delta: float, evidence: Evidence | None) -> list[dict[str, Any]]:
     """Every guarantee that the accounts support at δ, the most important first."""
     if accounts.setting.method == "sdp":
@@ -119,8 +133,7 @@ def guarantees(accounts: Accounts, delta: float, evidence: Evidence | None) -> l
 
 
 def _guarantee(name: str, epsilon: float, delta: float, k: int, sentence: str, **more: Any) -> dict[str, Any]:
-    stated = epsilon if math.isfinite(epsilon) else None
-    return {"name": name, "epsilon": stated, "delta": delta, "k": k, "sentence": sentence, **more}
+    return {"name": name, "epsilon": finite(epsilon), "delta": delta, "k": k, "sentence": sentence, **more}
 
 
 def _odds(epsilon: float, delta: float) -> str:
@@ -195,13 +208,6 @@ def _uniform(accounts: Accounts, delta: float) -> dict[str, Any]:
     stated = f"with epsilon {up(epsilon)}" if math.isfinite(epsilon) else "without a finite epsilon"
     sentence = f"{whose}, there is no useful bound; the largest group computed is {largest}, {stated}."
     return _guarantee("uniform", math.inf, delta, k, sentence)
-
-
-def public_misses(evidence: Evidence) -> int:
-    """How many missed secrets the evidence counts that became public."""
-    if isinstance(evidence, Redraws):
-        return evidence.missed_public or 0
-    return sum(int(record[2]) for record in evidence.records if record != SKIPPED)
 
 
 def miss_bounds(setting: Setting, evidence: Evidence) -> tuple[float, float]:

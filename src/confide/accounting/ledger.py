@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadInput, ConfideError, Contradiction, Refused
+from ..rundir import sync_folder
 from .events import Event, Selection, Step, flatten, from_plain, to_plain, with_count
 
 VERSION = 1
@@ -171,7 +172,9 @@ def _interpret(path: Path, bodies: list[dict[str, Any]], head: str) -> Ledger:
         planned = tuple(_entry(entry) for entry in first["planned"])
         spent = tuple(_entry(body) for body in bodies[1:])
     except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"the ledger {path} has a sound chain but an entry that cannot be read: {error}") from None
+        raise BadInput(
+            f"the ledger {path} has a sound chain but an entry that cannot be read: {error}; install a newer confide"
+        ) from None
     return Ledger(setting, planned, spent, len(bodies), head)
 
 
@@ -211,13 +214,14 @@ class LedgerWriter:
             raise BadInput(f"cannot create the ledger {path}: {error.strerror}; name another folder") from None
         writer = cls(path, descriptor)
         writer._lock()
-        plan = [_plain(phase, event) for phase, event in planned]
-        writer._write({"confide_ledger": VERSION, "setting": dict(setting), "planned": plan})
-        folder = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)  # the directory entry, else a crash could lose the whole file
-        finally:
-            os.close(folder)
+            plan = [_plain(phase, event) for phase, event in planned]
+            writer._write({"confide_ledger": VERSION, "setting": dict(setting), "planned": plan})
+            sync_folder(path.parent)  # the directory entry, else a crash could lose the whole file
+        except BaseException:  # nothing was promised yet: an empty ledger would only be in the way
+            path.unlink(missing_ok=True)
+            writer.close()
+            raise
         return writer
 
     @classmethod

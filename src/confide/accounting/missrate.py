@@ -18,6 +18,7 @@ from scipy import optimize, stats
 
 from ..errors import BadInput
 from .events import check_count, check_number
+from .setting import flags_all
 
 SKIPPED = "skipped"
 
@@ -37,6 +38,7 @@ class Reviewed:
 
 
 def check_beta(beta: float) -> None:
+    """Refuse an error probability outside (0, 0.5]."""
     check_number("one minus confidence", beta, 0, 0.5)
 
 
@@ -86,17 +88,15 @@ def review_bound(records: Iterable[Reviewed | str], cap: int, beta: float) -> fl
     check_count("cap", cap)
     rows = []
     for number, record in enumerate(records, start=1):
-        if isinstance(record, str):
-            if record != SKIPPED:
-                raise BadInput(f"review {number} must be a Reviewed record or 'skipped'")
+        if record == SKIPPED:
             record = Reviewed(cap, cap)
-        if isinstance(record, Reviewed) and record.secrets > cap:
+        if not isinstance(record, Reviewed):
+            raise BadInput(f"review {number} must be a Reviewed record or 'skipped'")
+        if record.secrets > cap:
             raise BadInput(
                 f"review {number} counts {record.secrets} secrets, more than the cap of {cap} announced beforehand; "
                 f"count {cap} of them, chosen at random"
             )
-        if not isinstance(record, Reviewed):
-            raise BadInput(f"review {number} must be a Reviewed record or 'skipped'")
         rows.append((record.secrets, record.missed))
     return bound_of_kinds(Counter(rows), cap, beta)
 
@@ -137,16 +137,6 @@ def share_of_error(begun: int) -> float:
     """
     check_count("reviews begun", begun)
     return 0.9 if begun == 1 else 0.1 / (begun * (begun - 1))
-
-
-def review_bounds_by_type(reviews: Mapping[str, Iterable[Reviewed | str]], cap: int, beta: float) -> dict[str, float]:
-    """A bound for each type of secret.
-
-    *Formal guarantees.* β is split evenly, so that all bounds hold together with probability at least 1−β.
-    """
-    if not reviews:
-        raise BadInput("there are no types of secrets to bound")
-    return {name: review_bound(records, cap, beta / len(reviews)) for name, records in reviews.items()}
 
 
 @dataclass(frozen=True)
@@ -227,21 +217,22 @@ class Review:
         return gamma, min(gamma, review_bound(public, self.cap, beta / 2))
 
 
+def public_misses(evidence: Redraws | Review) -> int:
+    """How many missed secrets the evidence counts that became public."""
+    if isinstance(evidence, Redraws):
+        return evidence.missed_public or 0
+    return sum(int(record[2]) for record in evidence.records if record != SKIPPED)
+
+
 def _check_confidence(confidence: float) -> None:
     check_number("confidence", confidence, 0.5, 1, low_open=False)
     if confidence > 1 - 1e-12:
         raise BadInput("confidence must be below 1: no finite sample gives certainty")
 
 
-def flags_all(facts: Mapping[str, Any]) -> bool:
-    """Whether no missed secret that a review counts can be public, by the construction of the policies (a manifest's facts)."""
-    return facts["conservative"] == "everything" or facts["recall_class"] is not None
-
-
 def states_its_counts(stated: Mapping[str, Any], evidence: Review, facts: Mapping[str, Any]) -> bool:
     """Whether what a review.json states (`bound`, `bound_public`, `contradicted`) is what its records give."""
-    public = sum(int(record[2]) for record in evidence.records if record != SKIPPED)
-    contradicted = flags_all(facts) and public > 0
+    contradicted = flags_all(facts) and public_misses(evidence) > 0
     bounds = evidence.bounds(flags_all(facts) and not contradicted)
     for name, value in zip(("bound", "bound_public"), bounds, strict=True):
         said = stated.get(name)

@@ -114,7 +114,7 @@ class Setting:
         *Formal guarantees.* If every record is private no missed secret becomes public; if the conservative policy flags
         every secret of a class, none of that class does. Statements that use it must name the class.
         """
-        return self.conservative == "everything" or self.recall_class is not None
+        return flags_all({"conservative": self.conservative, "recall_class": self.recall_class})
 
     @property
     def k_missed(self) -> int:
@@ -188,6 +188,11 @@ class Setting:
             return cls(**plain)
         except TypeError as error:
             raise BadInput(f"setting: {str(error).split(') ')[-1]}") from None
+
+
+def flags_all(facts: Mapping[str, Any]) -> bool:
+    """Whether no missed secret that counts can be public, by the construction of the policies (a manifest's facts, or a setting's)."""
+    return facts["conservative"] == "everything" or facts["recall_class"] is not None
 
 
 def refuse_unsound(setting: Setting, delta: float) -> None:

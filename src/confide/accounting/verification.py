@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadInput, Contradiction, Refused
+from ..plain_yaml import CONFIG, run_config
+from .agreement import disagreements
 from .certificate import VERSION, evidence_from_plain, issue
 from .events import check_number, short
-from .ledger import read_ledger
+from .ledger import Ledger, read_ledger
 
 TOLERANCE = 1e-6
 
@@ -34,10 +36,11 @@ def verify(path: str | Path, ledger_path: str | Path | None = None) -> Verified:
     """Recompute a certificate (a file, or a run directory that holds one) from the ledger beside it.
 
     *Formal guarantees.* Returns only if the ledger's chain is unbroken, its length and head are those of the
-    certificate, and every number, sentence and assumption is what this confide computes (numbers to one in a million).
+    certificate, and every number, sentence and assumption is what this confide computes (numbers to one in a million);
+    and, of a run directory with a configuration, no option in it says something else.
     Otherwise raises `Contradiction` with the reasons, or `BadInput` for what cannot be read.
     """
-    path = Path(path)
+    path, folder = Path(path), None
     if path.is_dir():
         folder, path = path, path / "certificate.json"
         if not path.exists():
@@ -71,7 +74,22 @@ def verify(path: str | Path, ledger_path: str | Path | None = None) -> Verified:
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
         raise Contradiction("the certificate does not hold: " + "; ".join(wrong[:3]) + more)
+    if folder is not None and (folder / CONFIG).exists():
+        _refuse_other_configuration(folder, rebuilt, ledger)
     return Verified(rebuilt, _count_numbers(rebuilt), ledger.length)
+
+
+def _refuse_other_configuration(folder: Path, certificate: Mapping[str, Any], ledger: Ledger) -> None:
+    config = run_config(folder)
+    try:
+        wrong = list(disagreements(config, certificate, ledger))
+    except (TypeError, ValueError, AttributeError, ArithmeticError):
+        raise BadInput(f"{folder / CONFIG} is damaged; bring it back from a backup") from None
+    if wrong:
+        raise Contradiction(
+            f"{folder / CONFIG} is not what the certificate was issued for: {'; '.join(wrong[:3])}; bring it back from a backup "
+            f"(the certificate itself holds: confide verify {folder / 'certificate.json'})"
+        )
 
 
 def load(path: str | Path) -> dict[str, Any]:

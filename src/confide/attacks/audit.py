@@ -22,12 +22,11 @@ from ..accounting.missrate import check_beta
 from ..accounting.setting import Setting
 from ..errors import BadInput, Refused
 from .scoring import canary_scores as canary_scores
-from .statistics import auc, clopper_pearson
+from .statistics import Floats, auc, clopper_pearson
 
 FEWEST = 10  # canaries: with fewer, no guesser can show an ε worth the name
 UNFAIR = 1e-9  # coins that fall like this are none
 
-Floats = NDArray[np.float64]
 Coins = Sequence[bool] | NDArray[np.bool_]
 Scores = tuple[ArrayLike, Coins]
 
@@ -143,8 +142,9 @@ def against(
     `policy` is what the policy was made to do with the canaries, `copies` how often each is among the records. Where the
     certificate promises nothing for such canaries, `certified` is None, and the sentence says why.
 
-    *Formal guarantees.* The ε is the one for as many records as one coin changes (`Setting.k_repeated`). A sound run is contradicted with probability at most β of the audit. The audit's δ may
-    be larger than the certificate's, never smaller, since (ε, δ) implies (ε, δ′) only for δ′ ≥ δ.
+    *Formal guarantees.* The ε is the one for as many records as one coin changes (`Setting.k_repeated`). A sound run is
+    contradicted with probability at most β of the audit. The audit's δ may be larger than the certificate's, never smaller,
+    since (ε, δ) implies (ε, δ′) only for δ′ ≥ δ.
     """
     adjacency = "" if certificate is None else Setting.from_plain(certificate["setting"]).relation
     return _held(found, *_promise(certificate, policy, copies), "the certificate promises", adjacency)

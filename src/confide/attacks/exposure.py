@@ -7,22 +7,18 @@ A candidate is scored by the total log-likelihood of its tokens (`spaces` says w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from ..accounting.ceilings import chance_exposure
 from ..errors import BadInput, Refused
-from .likelihood import Row, log_likelihoods
+from .likelihood import Row, Tick, log_likelihoods
 from .spaces import Space, Tokenised, tokenise, tokenise_all
-from .statistics import clopper_pearson
+from .statistics import Floats, clopper_pearson
 from .tree import AGREE, Scored, Tree, build, check_fits, score
-
-Floats = NDArray[np.float64]
-Tick = Callable[[int], object]
 
 WAYS = ("auto", "exact", "sampled")
 TIE = 1e-6  # of a score: closer ones differ by rounding only
@@ -149,7 +145,7 @@ def _exact(
     tokens = tokenise_all(tokenizer, space)
     tree = build(*tokens)
     check_fits(model, tree)
-    own = log_likelihoods(model, [_row(tree, int(number)) for number in numbers])
+    own = log_likelihoods(model, [tree.row(int(number)) for number in numbers])
     floor = (
         -math.inf if normalised or not np.isfinite(own).all() else float(own.min() - 10 * AGREE - 10 * TIE * -own.min())
     )
@@ -207,11 +203,6 @@ def _sampled(
             }
         )
     return found, scored
-
-
-def _row(tree: Tree, candidate: int) -> Row:
-    path = tree.path(candidate)
-    return Row([*tree.stem, *path], [False] * len(tree.stem) + [True] * len(path))
 
 
 def _per_token(model: Any, tree: Tree, tokens: Tokenised, totals: Floats) -> Floats:

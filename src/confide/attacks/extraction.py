@@ -1,8 +1,7 @@
 """Extraction: a model, the secrets that it was trained on and secrets that it never saw come in; how many it writes goes out.
 
 Texts are sampled from the model, and whole secrets are looked for in them, letter by letter and roughly. What a model
-writes by chance, or because anybody would, is measured by secrets of held-out records. Results name types and counts
-only. The first half of this file (letters, rates) also serves the games of reconstruction and inference.
+writes by chance, or because anybody would, is measured by secrets of held-out records. Results name types and counts only.
 """
 
 from __future__ import annotations
@@ -11,26 +10,21 @@ import itertools
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from rapidfuzz.distance import Levenshtein
-from scipy import stats
 
 from ..errors import BadInput
-from ..models.tokens import encode
+from .letters import Read, can_write, fold, letters, read
 from .likelihood import Tick
 from .sampling import check_sampling, sample
-from .statistics import clopper_pearson
+from .statistics import contrast, rate
 
 SHORTEST = 5  # letters and digits of a value; shorter ones are written by chance
 EDIT_EACH = 8  # letters and digits for which one edit is forgiven
 MOST_EDITS = 3
 SEED = 6  # letters of a value that are looked up before it is compared
-BETA = 0.05
-# Scripts that put no space between words: there a value may begin and end anywhere.
-_UNSPACED = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))  # fmt: skip
 MATCHING = (
     f"whole values only. Exact: character by character. Fuzzy: also in other case, spacing or punctuation, or with one edit for "
     f"every {EDIT_EACH} letters and digits, at most {MOST_EDITS}. Values of fewer than {SHORTEST} letters and digits are left out"
@@ -43,89 +37,6 @@ class Finds(Protocol):
     """A policy, as far as attacks use it."""
 
     def find(self, text: str) -> Sequence[Any]: ...
-
-
-# -- letters -----------------------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=1 << 14)
-def _fold(sign: str) -> str:
-    return "".join(one for one in unicodedata.normalize("NFKC", sign).casefold() if one.isalnum())
-
-
-def letters(text: str) -> str:
-    """A text's letters and digits alone, in lower case and the plainest form of each.
-
-    >>> letters("(０30) Straße-5") == letters("030strasse 5")
-    True
-    """
-    return "".join(map(_fold, unicodedata.normalize("NFC", text)))
-
-
-@lru_cache(maxsize=1 << 14)
-def _in_word(sign: str) -> bool:
-    """Whether a sign joins its neighbours to one word."""
-    joins = sign.isalnum() or unicodedata.category(sign).startswith("M")
-    return joins and not any(low <= ord(sign) <= high for low, high in _UNSPACED)
-
-
-class Read(NamedTuple):
-    """A text by its letters: where in the text each is, and between which of them a word may begin or end."""
-
-    text: str
-    letters: str
-    places: list[int]
-    border: list[bool]  # border[i]: no word goes on from letter i−1 to letter i
-
-    def first(self, place: int) -> int:
-        """The first letter at or after a place of the text."""
-        return int(np.searchsorted(self.places, place))
-
-
-def read(text: str) -> Read:
-    text = unicodedata.normalize("NFC", text)
-    pairs = [(one, place) for place, sign in enumerate(text) for one in _fold(sign)]
-    places = [place for _, place in pairs]
-    around = [places[0] - 1, *places, places[-1] + 1] if places else []
-    border = [
-        low < 0 or high == len(text) or not all(map(_in_word, text[low : high + 1]))
-        for low, high in itertools.pairwise(around)
-    ]
-    return Read(text, "".join(one for one, _ in pairs), places, border)
-
-
-def can_write(tokenizer: Any, value: str) -> bool:
-    """Whether the tokenizer has tokens for all letters and digits of a value; else no model over it can say the value."""
-    made = tokenizer.decode(encode(tokenizer, value), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return letters(made) == letters(value)
-
-
-# -- rates -------------------------------------------------------------------------------------------------------------
-
-
-def rate(found: int, of: int, beta: float = BETA) -> dict[str, Any]:
-    """A rate with its Clopper–Pearson interval at confidence 1−β; of nothing, None."""
-    if not of:
-        return {"found": 0, "of": 0, "rate": None, "interval": None}
-    return {"found": found, "of": of, "rate": found / of, "interval": list(clopper_pearson(found, of, 1 - beta))}
-
-
-def contrast(found: int, of: int, control_found: int, control_of: int) -> dict[str, Any]:
-    """How far a rate lies above its control: the difference, an interval for it and Fisher's two-sided p-value.
-
-    *Formal guarantees.* The interval is that of two Clopper–Pearson intervals at β/2 each, so that it covers with probability
-    at least 1−β. The p-value is valid if it was by chance which of the values were trained on and which held out,
-    however they hang together in the texts that the model writes.
-    """
-    if not (of and control_of):
-        return {"difference": None, "interval": None, "p_value": None}
-    mine, other = rate(found, of, BETA / 2), rate(control_found, control_of, BETA / 2)
-    table = [[found, of - found], [control_found, control_of - control_found]]
-    return {
-        "difference": mine["rate"] - other["rate"],
-        "interval": [mine["interval"][0] - other["interval"][1], mine["interval"][1] - other["interval"][0]],
-        "p_value": min(1.0, float(stats.fisher_exact(table)[1])),
-    }
 
 
 # -- looking for secrets -----------------------------------------------------------------------------------------------
@@ -209,7 +120,7 @@ class Search:
 
 def _lead(spelling: str) -> int:
     """How many signs stand before the first letter."""
-    return next(place for place, sign in enumerate(spelling) if _fold(sign))
+    return next(place for place, sign in enumerate(spelling) if fold(sign))
 
 
 # -- the attack --------------------------------------------------------------------------------------------------------
@@ -236,8 +147,8 @@ def extract(
     """How many training secrets (`secrets`, values by type) the model writes, beside secrets of held-out records (`control`).
 
     `samples` texts are drawn from the beginning of a record or, if there are prompts, after these in turn; both sides must
-    then be asked for in the same way, each secret equally often. A secret that its prompt already tells is not counted. Fuzzy hits include the exact ones; `policy` restricts those with edits to what
-    it finds in the texts. Spellings of one value count once. Left out and counted: values in both sets (from both), values of
+    then be asked for in the same way, each secret equally often. A secret that its prompt already tells is not counted. Fuzzy
+    hits include the exact ones; `policy` restricts those with edits to what it finds in the texts. Spellings of one value count once. Left out and counted: values in both sets (from both), values of
     fewer than five letters and digits, values that the tokenizer has no tokens for. "all" is over the types that both
     sides have. `found(type, value)` is called once for each training secret that is found; nothing returned holds one.
     `tick` is called with the texts done since the last call.

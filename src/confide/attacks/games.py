@@ -15,9 +15,11 @@ from scipy import stats
 
 from ..errors import BadInput
 from ..models.tokens import encode
-from .extraction import Finds, can_write, contrast, letters, rate, read
+from .extraction import Finds
+from .letters import can_write, letters, read
 from .likelihood import Tick, context, log_likelihoods, text_row
 from .sampling import Sample, check_sampling, sample
+from .statistics import contrast, rate
 
 EXAMPLES_AT_ONCE = 8
 SIDES = ("training", "control")
@@ -62,7 +64,8 @@ def infer(
     The others are drawn from `candidates`, no two the same but for spelling. They should be values that the model saw neither
     in training nor anywhere, of the same distribution as the true ones: else the game is easier or harder than it seems.
     Ties are broken at random. Left out and counted: values on both sides (from both), values that the
-    tokenizer cannot write, types with fewer than `number` candidates. "all" is over the types that both sides have. `tick` is called with the examples done since the last call.
+    tokenizer cannot write, types with fewer than `number` candidates. "all" is over the types that both sides have. `tick` is
+    called with the examples done since the last call.
 
     *Formal guarantees.* If the true value and the candidates are exchangeable given the model and the text around, top-1 has
     probability 1/`number` in each game. The p-values compare both sides, and are valid if it was by chance

@@ -18,19 +18,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..accounting.events import check_count
-from ..accounting.guarantees import down
+from ..accounting.guarantees import down, finite
 from ..dp import Plan, PrivateGradients
 from ..dp.losses import Inputs
 from ..dp.plan import own_part
 from ..errors import BadInput, Refused
 from .audit import FEWEST, enough_guesses, pooled, scope, verdict
+from .statistics import Floats
 
 LARGE = 1000.0  # a canary's gradient before clipping, in clipping norms: an engine that does not clip gives itself away
 AT_ONCE = 2**22  # numbers of a microbatch
 MOST_CANARIES = 20_000
 MOST_STEPS = 2000
-
-Floats = NDArray[np.float64]
 
 
 def engine_audit(
@@ -70,25 +69,25 @@ def engine_audit(
         guesses = enough_guesses(total, delta, certified, beta)
     scored = [_one(audited, clipping, device, tick) for _ in range(runs)]
     found = pooled(scored, delta, guesses=guesses, beta=beta)
-    bound, finite = found["lower_bound"], math.isfinite(certified)
+    bound = found["lower_bound"]
     parts = "" if audited.steps == plan.steps else f", for the first {audited.steps:,} of {plan.steps:,} steps"
     shown = (
         f"With confidence {100 * (1 - beta):.10g}%, the engine's gradients show an epsilon of at least {down(bound)}"
     )
     judged = (
         verdict(bound, certified, found["reach"], scope(1, "substitution", delta) + "the plan promises")
-        if finite
+        if math.isfinite(certified)
         else "The plan promises nothing finite."
     )
     return {
         **found,
-        "certified": certified if finite else None,
+        "certified": finite(certified),
         "records": 1,
         "adjacency": "substitution",
         "contradicts": bool(bound > certified),
         "steps": audited.steps,
         "steps_of_plan": plan.steps,
-        "epsilon_of_plan": _finite(certified if audited.steps == plan.steps else plan.epsilon(delta)),
+        "epsilon_of_plan": finite(certified if audited.steps == plan.steps else plan.epsilon(delta)),
         "sampling_rate": plan.sampling_rate,
         "noise_multiplier": plan.noise_multiplier,
         "clip_norm": plan.clip_norm,
@@ -171,7 +170,3 @@ def _evidence(gradient: Floats, plan: Plan) -> Floats:
     out, drawn = math.log1p(-rate), math.log(rate)
     mixed: Floats = np.logaddexp(out, drawn + for_it) - np.logaddexp(out, drawn + against_it)
     return mixed
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -23,11 +23,11 @@ from ..errors import BadInput
 from ..models.loading import longest
 from ..models.tokens import encode, first_id
 from ..training.evaluation import AT_ONCE, check_vocabulary, scoring
+from .statistics import Floats
 
 TOKENS_AT_ONCE = 4096  # positions of a batch, padding among them
 FLAT = 1e-5  # a spread of log-probabilities below this is rounding
 
-Floats = NDArray[np.float64]
 Tick = Callable[[int], object]
 
 

@@ -135,6 +135,7 @@ def claimed(
     adjacency: str,
     options: Options,
 ) -> dict[str, Any]:
+    """The one-run audit of a model that confide did not train, held against the (ε, δ) that is claimed for one record of it."""
     tick = options.progress("audit", None)
     scores = audit.canary_scores(
         model, tokenizer, canaries.format, canaries.secrets, reference=reference, seed=options.seed, tick=tick
@@ -150,7 +151,9 @@ def white_box(subject: Subject, options: Options) -> dict[str, Any]:
     """The engine itself, at the rate, the noise and the number of steps of this run's last phase with noise."""
     plan = subject.prepared.plan
     if subject.certificate is None or not plan.private:
-        raise BadInput("nothing was trained with noise, so that there is no engine to audit")
+        raise BadInput(
+            "nothing was trained with noise, so that there is no engine to audit; leave --white-box out, or attack a run of crt, dpsgd or jft"
+        )
     if any(phase.whole_segments for phase in plan.phases):
         raise BadInput("the paper's variant of sdp makes steps of its own, which gradient canaries do not cover")
     private = list(plan.private.values())[-1]

@@ -11,8 +11,9 @@ from ..errors import BadInput
 from ..policies import Policy
 from ..screening.pipeline import Screened
 from .candidates import FEWEST, Candidate
-from .extraction import extract, letters
+from .extraction import extract
 from .games import Masked, infer, reconstruct
+from .letters import letters
 from .likelihood import text_row
 from .membership import membership
 from .options import Options, tried
@@ -33,7 +34,9 @@ def memberships(
     """Private records that were trained on against held-out ones, as training saw them."""
     rng = np.random.default_rng(options.seed)
     if not subject.screened.manifest["private"]:
-        raise BadInput("the private part is empty, so that there is nothing to infer")
+        raise BadInput(
+            "the private part is empty, so that there is nothing to infer; screen with a policy that finds the secrets, and train again"
+        )
     mine, theirs = subject.alone(foreign)
     trained = subject.trained[mine[subject.trained]]
     others = subject.held[mine[subject.held]] if foreign is None else np.flatnonzero(theirs)
@@ -57,6 +60,7 @@ def memberships(
 def membership_of(
     model: Any, members: list[Candidate], others: list[Candidate], labels: Any, reference: Any, options: Options
 ) -> dict[str, Any]:
+    """Every score of members against others, with groups where each side has enough for them. `labels`: of a classifier, by side."""
     passes = 1 if reference is None else 2
     tick = options.progress("membership", passes * (len(members) + len(others)))
     half = min(len(members), len(others)) // 2
@@ -66,11 +70,12 @@ def membership_of(
 
 
 def screened_alike(subject: Subject, folder: str) -> Screened:
+    """Another corpus to take held-out records from; refused unless it was screened as the run's own was, and is not that one."""
     other = Screened.open(folder)
     for name in ("unit", "policy", "conservative", "max_words"):
         if other.manifest[name] != subject.screened.manifest[name]:
             raise BadInput(
-                f"{folder} was screened with another {name} than the run's corpus: its records are of another kind"
+                f"{folder} was screened with another {name} than the run's corpus: its records are of another kind; screen it as that one was"
             )
     if other.manifest["digest"] == subject.screened.manifest["digest"]:
         raise BadInput(f"{folder} is the corpus that the run was trained on; held-out records must not be among them")

@@ -10,9 +10,8 @@ from ..accounting.events import check_count
 from ..errors import BadInput
 
 ATTACKS = ("exposure", "membership", "extraction", "audit")
-Progress = Callable[
-    [str, int | None], Callable[[int], object]
-]  # an attack and its size in; what to call with the work done, out
+# An attack and its size in; what to call with the work done, out
+Progress = Callable[[str, int | None], Callable[[int], object]]
 Show = Callable[[str, str], object]  # a type of secret, and one that was extracted
 
 

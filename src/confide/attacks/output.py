@@ -14,6 +14,7 @@ from ..accounting.guarantees import down, up
 from ..errors import BadInput, ConfideError, Contradiction
 from ..screening.output import write_private
 from ..terminal import inert, say
+from .outside import told
 
 FILE = "attacks.json"
 PARTS = ("exposure", "membership", "extraction", "inference", "reconstruction", "audit")
@@ -86,6 +87,8 @@ def show_attacks(console: Console, found: dict[str, Any]) -> None:
         console.print(table, highlight=False)
     for name, why in _left(found):
         say(console, f"[dim]{inert(name)}: {inert(why)}[/]")
+    for rows in told(found.get("rows", {})):
+        say(console, f"[dim]{inert(rows)}[/]")
 
 
 def _lines(found: dict[str, Any]) -> Iterator[Line]:
@@ -184,10 +187,8 @@ def _left(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 yield f"{name} ({key.replace('_', ' ')})" if key != name else name, one["skipped"]
             elif isinstance(one, dict) and one.get("no_ceiling"):
                 yield f"{name}, no ceiling", one["no_ceiling"]
-            elif (
-                name == "audit" and isinstance(one, dict) and not one["contradicts"]
-            ):  # which is an error, and said as such
-                yield name, one["says"]
+            elif name == "audit" and isinstance(one, dict) and not one["contradicts"]:
+                yield name, one["says"]  # a contradiction is an error, and said as such
 
 
 def _value(estimate: dict[str, Any], form: str = "{:.3f}") -> str:

@@ -6,21 +6,18 @@ The coins do not come in: what is scored here is guessed afterwards (`audit`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..accounting.events import check_count
-from .likelihood import log_likelihoods
+from .likelihood import Tick, log_likelihoods
 from .spaces import Signs, Space, tokenise
 from .spaces import rows as rows_of
+from .statistics import Floats
 
 SHRINKAGE = (0.1, 1.0, 10.0, 100.0, 1000.0, math.inf)  # of the calibration's weights; inf: the mean alone
-
-Floats = NDArray[np.float64]
-Tick = Callable[[int], object]
 
 
 def canary_scores(

@@ -1,4 +1,4 @@
-"""How well scores tell members from others: two samples of scores come in, rates with their intervals go out.
+"""How well scores tell members from others, and how often something was found: samples or counts come in, rates with their intervals go out.
 
 Higher scores mean "member"; ties count half or break against the attacker. Candidates are split into two halves beforehand:
 a threshold is chosen on one and counted on the other, in both directions, so that no accuracy is chosen in hindsight.
@@ -25,6 +25,7 @@ Flags = NDArray[np.bool_]
 FPRS = (0.01, 0.001)
 CHANCE = {"auc": 0.5, "accuracy": 0.5, **{f"tpr_at_{fpr:g}": fpr for fpr in FPRS}}
 POINTS = 200
+BETA = 0.05  # of the intervals of rates
 CELLS = 2**21  # numbers that a block of bootstraps may have at a time
 
 
@@ -86,6 +87,31 @@ def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[f
     low = 0.0 if hits == 0 else float(stats.beta.ppf(rest, hits, trials - hits + 1))
     high = 1.0 if hits == trials else float(stats.beta.ppf(1 - rest, hits + 1, trials - hits))
     return low, high
+
+
+def rate(found: int, of: int, beta: float = BETA) -> dict[str, Any]:
+    """A rate with its Clopper–Pearson interval at confidence 1−β; of nothing, None."""
+    if not of:
+        return {"found": 0, "of": 0, "rate": None, "interval": None}
+    return {"found": found, "of": of, "rate": found / of, "interval": list(clopper_pearson(found, of, 1 - beta))}
+
+
+def contrast(found: int, of: int, control_found: int, control_of: int) -> dict[str, Any]:
+    """How far a rate lies above its control: the difference, an interval for it and Fisher's two-sided p-value.
+
+    *Formal guarantees.* The interval is that of two Clopper–Pearson intervals at β/2 each, so that it covers with probability
+    at least 1−β. The p-value is valid if it was by chance which of the values were trained on and which held out,
+    however they hang together in the texts that the model writes.
+    """
+    if not (of and control_of):
+        return {"difference": None, "interval": None, "p_value": None}
+    mine, other = rate(found, of, BETA / 2), rate(control_found, control_of, BETA / 2)
+    table = [[found, of - found], [control_found, control_of - control_found]]
+    return {
+        "difference": mine["rate"] - other["rate"],
+        "interval": [mine["interval"][0] - other["interval"][1], mine["interval"][1] - other["interval"][0]],
+        "p_value": min(1.0, float(stats.fisher_exact(table)[1])),
+    }
 
 
 def split(

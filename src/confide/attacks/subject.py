@@ -22,10 +22,13 @@ from ..models import load_trained
 from ..plain_yaml import CONFIG
 from ..policies import Finding, Policy
 from ..screening.pipeline import Screened
+from ..training.beginning import plan_of
+from ..training.building import placeholders_of
 from ..training.corpus import Source, examples
 from ..training.encoding import VIEWS, Encoder, View
 from ..training.holdout import split_rows
-from ..training.run import LEDGER, Prepared, Run, placeholders_of, plan_of
+from ..training.prepared import LEDGER, Prepared
+from ..training.run import Run
 from .candidates import Candidate
 from .games import Masked
 from .likelihood import Row
@@ -173,6 +176,7 @@ class Subject:
         return self._rows[1]
 
     def must_write_text(self) -> None:
+        """Refuse a classifier where the attack asks for text."""
         if not self.writes_text:
             raise BadInput(
                 "the model is a classifier: it writes no text that could hold a secret; membership is what can be attacked"

@@ -10,17 +10,17 @@ from ..accounting.events import check_number
 from ..errors import BadInput, ConfideError
 from ..models import load_trained
 from ..models.loading import refuse_other_models
-from ..models.tokens import BUILT_IN, texts_of
+from ..models.tokens import BUILT_IN
 from ..plain_yaml import CONFIG, run_config
 from ..policies import load
 from ..rundir import locked
-from ..training.run import Run, new_model
-from .candidates import Candidate
-from .likelihood import Row, context, text_row
+from ..training.building import new_model
+from ..training.run import Run
 from .on_canaries import black_box, claimed, exposure_of, exposures, refuse_shared_coins, white_box
 from .on_records import extractions, membership_of, memberships, screened_alike
 from .options import Options, tried
 from .output import FILE, PARTS, read_attacks, refuse_contradicted, undone, write_attacks
+from .outside import read_candidates, told
 from .subject import Canaries, Subject
 
 SHAREABLE = ("exposure", "audit")  # they are about invented secrets only (guarantees §7)
@@ -105,20 +105,17 @@ def attack_model(
     if planted is not None and options.wants("exposure"):
         found["exposure"] = tried(lambda: exposure_of(weights, tokenizer, planted, options))
     if members is not None and others is not None and options.wants("membership"):
-        sides = [[_cut(weights, tokenizer, text) for text in texts_of(Path(file))] for file in (members, others)]
-        found["membership"] = tried(lambda: membership_of(weights, sides[0], sides[1], None, reference, options))
+        mine, theirs = (read_candidates(file, weights, tokenizer) for file in (members, others))
+        found["rows"] = {"members": mine[1], "others": theirs[1]}
+        found["membership"] = tried(lambda: membership_of(weights, mine[0], theirs[0], None, reference, options))
+        if "skipped" in found["membership"]:
+            found["membership"]["skipped"] = "; ".join([found["membership"]["skipped"], *told(found["rows"])])
     if planted is not None and planted.present is not None and options.wants("audit"):
         claim = None if epsilon is None or delta is None else (epsilon, delta)
         found["audit"] = {
             "black_box": tried(lambda: claimed(weights, tokenizer, planted, reference, claim, str(adjacency), options))
         }
     return _finish(found, options, None)
-
-
-def _cut(model: Any, tokenizer: Any, text: str) -> Candidate:
-    """A text as far as the model sees it, as training would have cut it."""
-    most, ids = context(model), text_row(tokenizer, text).ids
-    return Candidate(Row(ids if most is None else ids[: most + 1]), text)
 
 
 def _header(certificate: dict[str, Any] | None, **of: Any) -> dict[str, Any]:

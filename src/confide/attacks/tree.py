@@ -23,11 +23,8 @@ from ..dp.head import can_fuse, parts
 from ..errors import BadInput
 from ..models.lstm import LstmForCausalLM, LstmState
 from ..training.evaluation import check_vocabulary, scoring
-from .likelihood import Row, context, score_rows
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Tick = Callable[[int], object]
+from .likelihood import Row, Tick, context, score_rows
+from .statistics import Floats, Ints
 
 WIDTH = 256  # nodes of a packed row: wider repeats fewer ancestors and attends to more
 NODES = 1024  # nodes whose distributions are made at a time
@@ -68,6 +65,11 @@ class Tree:
             tokens.append(int(self.tokens[level][node]))
             node = int(self.parents[level][node])
         return tokens[::-1]
+
+    def row(self, candidate: int) -> Row:
+        """A candidate as a plain row, of which the tokens after the stem count."""
+        path = self.path(candidate)
+        return Row([*self.stem, *path], [False] * len(self.stem) + [True] * len(path))
 
     def children(self, level: int, nodes: Ints) -> tuple[Ints, Ints]:
         """The children of some nodes, on the next level, and for each the place of its parent among `nodes`."""
@@ -194,9 +196,7 @@ def _totals(tree: Tree, levels: list[Floats]) -> Floats:
 def _plain(model: Any, tree: Tree, chosen: Ints, tick: Tick = lambda done: None) -> Floats:
     totals = np.empty(len(chosen))
     for start in range(0, len(chosen), PLAIN):
-        paths = [tree.path(int(i)) for i in chosen[start : start + PLAIN]]
-        stem = list(tree.stem)
-        rows = [Row(stem + path, [False] * len(stem) + [True] * len(path)) for path in paths]
+        rows = [tree.row(int(i)) for i in chosen[start : start + PLAIN]]
         totals[start : start + len(rows)] = [-one.nats.sum() for one in score_rows(model, rows)]
         tick(len(rows))
     return totals

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ..errors import BadInput, Contradiction, printable
-from .shell import Json, command, echo, progress_bar, reply
+from .shell import HelpAll, Json, command, echo, progress_bar, reply
 
 
 @command()
@@ -38,9 +38,11 @@ def attack(
     white_box: Annotated[
         bool, typer.Option("--white-box", help="Audit the engine, too: gradient canaries at the run's rate and noise.")
     ] = False,
-    guesses: Annotated[int | None, typer.Option(help="Guesses of the audit, fixed before it looks.")] = None,
+    guesses: Annotated[
+        int | None, typer.Option(hidden=True, help="Guesses of the audit, fixed before it looks.")
+    ] = None,
     also: Annotated[
-        list[Path] | None, typer.Option(help="More runs, with coins of their own, for a stronger audit.")
+        list[Path] | None, typer.Option(hidden=True, help="More runs, with coins of their own, for a stronger audit.")
     ] = None,
     model: Annotated[Path | None, typer.Option(help="In place of a run: the folder of a Hugging Face model.")] = None,
     canaries: Annotated[
@@ -49,17 +51,19 @@ def attack(
     members: Annotated[Path | None, typer.Option(help="With --model: texts that it was trained on.")] = None,
     others: Annotated[Path | None, typer.Option(help="With --model: texts of the same kind that it never saw.")] = None,
     claimed_epsilon: Annotated[
-        float | None, typer.Option(help="With --model: hold the audit against this epsilon, for one record.")
+        float | None,
+        typer.Option(hidden=True, help="With --model: hold the audit against this epsilon, for one record."),
     ] = None,
-    delta: Annotated[float | None, typer.Option(help="With --model: the delta of that claim.")] = None,
+    delta: Annotated[float | None, typer.Option(hidden=True, help="With --model: the delta of that claim.")] = None,
     claimed_adjacency: Annotated[
-        str | None, typer.Option(help="With --model: substitution, or add-remove as most libraries count.")
+        str | None, typer.Option(hidden=True, help="With --model: substitution, or add-remove as most libraries count.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same attack.")] = None,
     show: Annotated[
         bool, typer.Option("--show", help="Print extracted secrets to this terminal, and nowhere else. SENSITIVE.")
     ] = False,
     as_json: Json = False,
+    help_all: HelpAll = False,
 ) -> None:
     """Attack a model: exposure, membership, extraction, and an audited lower bound on epsilon. Exit code 3 if it
     contradicts the certificate.

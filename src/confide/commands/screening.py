@@ -48,20 +48,24 @@ def screen(
     order: Annotated[
         str, typer.Option(hidden=True, help="redact-dedup, or the CRT paper's dedup-redact (a weaker certificate).")
     ] = "redact-dedup",
-    public_dedup: Annotated[str, typer.Option(help="In the public part: off, exact or near.")] = "off",
+    public_dedup: Annotated[str, typer.Option(hidden=True, help="In the public part: off, exact or near.")] = "off",
     bloom_delta: Annotated[float, typer.Option(hidden=True, help="What a Bloom filter may cost of delta.")] = 1e-9,
     canaries: Annotated[
         str | None,
         typer.Option(metavar="SPEC", help="Plant invented secrets: crt, sdp, jft, audit, or audit,number=200,…"),
     ] = None,
     text_field: Annotated[str | None, typer.Option(help="The column of the text (or of chat messages).")] = None,
-    id_field: Annotated[str | None, typer.Option(help="The column of the ids.")] = None,
+    id_field: Annotated[str | None, typer.Option(hidden=True, help="The column of the ids.")] = None,
     group_field: Annotated[str | None, typer.Option(help="The column that names the dialogue or person.")] = None,
-    label_field: Annotated[str | None, typer.Option(help="The column of the class, for training a classifier.")] = None,
+    label_field: Annotated[
+        str | None, typer.Option(hidden=True, help="The column of the class, for training a classifier.")
+    ] = None,
     text_as: Annotated[str, typer.Option(help="What a document is in a text file: file, line or paragraph.")] = "file",
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count rows that cannot be used, and go on.")] = False,
     workers: Annotated[int | None, typer.Option(help="Processes on this machine (default: one a core).")] = None,
-    cluster: Annotated[str | None, typer.Option(metavar="auto|ray://HOST", help="Run on a Ray cluster.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(hidden=True, metavar="auto|ray://HOST", help="Run on a Ray cluster.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a screening that was interrupted.")] = False,
     show: Annotated[int, typer.Option(help="Print this many private records, raw beside screened. SENSITIVE.")] = 0,
     as_json: Json = False,

@@ -92,6 +92,7 @@ def echo(text: str = "", **more: Any) -> None:
 
 
 def progress_bar(console: Console, shown: bool) -> Progress:
+    """A bar with the time that is left, or nothing."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

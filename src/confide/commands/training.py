@@ -106,7 +106,7 @@ def train(
     out: Annotated[Path, typer.Option("--out", "-o", help="A new folder for the run.")] = Path("run"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write public telemetry for TensorBoard, too.")
+        bool, typer.Option("--tensorboard", hidden=True, help="Write public telemetry for TensorBoard, too.")
     ] = False,
     as_json: Json = False,
     help_all: HelpAll = False,

@@ -69,5 +69,6 @@ def rows_together(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def done(failed: int) -> None:
+    """Raise where a loop says that it had no memory for its scratch."""
     if failed:
         raise MemoryError("no memory for the scratch of a compiled loop")

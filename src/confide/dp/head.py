@@ -86,6 +86,7 @@ def parts(model: nn.Module) -> tuple[Any, Any]:
 
 
 def hidden_states(model: nn.Module, inputs: Inputs) -> Tensor:
+    """What the body of a model gives for a batch [B, T, d]; `parts` must have found one."""
     body, _ = parts(model)
     cache = {"use_cache": False} if "use_cache" in inspect.signature(body.forward).parameters else {}
     hidden: Tensor = body(**without_labels(inputs), **cache)[0]

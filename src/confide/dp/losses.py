@@ -91,6 +91,7 @@ def model_logits(model: nn.Module, inputs: Inputs) -> Tensor:
 
 
 def without_labels(inputs: Inputs) -> dict[str, Any]:
+    """A batch as a model takes it that must not compute a loss of its own."""
     return {name: value for name, value in inputs.items() if name != "labels"}
 
 

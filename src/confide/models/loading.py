@@ -6,7 +6,6 @@ Only configurations and safetensors are read, never pickles. What is random come
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch
 import transformers
 
 from ..errors import BadInput, ConfideError
+from ..rundir import sha256_of
 from .lstm import LstmConfig, LstmForCausalLM
 from .tokens import BUILT_IN, own_vocabulary, pretrained, room, source, why
 
@@ -29,6 +29,21 @@ MOST = {
     "num_hidden_layers": 1000,
     "num_attention_heads": 1000,
     "max_position_embeddings": 1 << 20,
+}
+# What a model may say of how its texts are drawn: kind, least and most. Anything else is left out: beams, for one, take any memory.
+TASTE: dict[str, tuple[type, float, float]] = {
+    "do_sample": (bool, 0, 1),
+    "temperature": (float, 0, 1e6),
+    "top_k": (int, 0, 1e9),
+    "top_p": (float, 0, 1),
+    "min_p": (float, 0, 1),
+    "typical_p": (float, 1e-6, 1),
+    "repetition_penalty": (float, 1e-6, 1e6),
+    "max_length": (int, 0, 1e9),
+    "max_new_tokens": (int, 0, 1e9),
+    "bos_token_id": (int, -1, 1e9),
+    "eos_token_id": (int, -1, 1e9),
+    "pad_token_id": (int, -1, 1e9),
 }
 GPT2_TINY = {"n_layer": 4, "n_embd": 128, "n_head": 4, "n_positions": 256}
 ADAPTER = "{spec} holds an adapter to another model; merge it first (PEFT's merge_and_unload) and save the whole model"
@@ -237,7 +252,9 @@ def _scratch(config: Any, tokenizer: Any, task: str) -> Any:
         config.pad_token_id = tokenizer.pad_token_id
     elif (config.pad_token_id or 0) >= config.vocab_size:
         config.pad_token_id = None
-    return _kind(task).from_config(config, trust_remote_code=False)
+    model = _kind(task).from_config(config, trust_remote_code=False)
+    _keep_taste(model, "its configuration")
+    return model
 
 
 def _pretrained(spec: str, config: Any, task: str) -> Any:
@@ -264,7 +281,27 @@ def _pretrained(spec: str, config: Any, task: str) -> Any:
         raise BadInput(
             f"{spec}: {len(missing)} weights are missing, the first {missing[0]}; this model was not trained for the task {task}"
         )
+    _keep_taste(model, f"{spec}: generation_config.json, or else config.json")
     return model
+
+
+def _keep_taste(model: Any, where: str) -> None:
+    """Keep of a model's own way to draw texts what is in `TASTE`; refuse values that are none."""
+    if getattr(model, "generation_config", None) is None:
+        return
+    kept: Any = transformers.GenerationConfig()  # type: ignore[no-untyped-call]
+    for name, (kind, low, high) in TASTE.items():
+        value = getattr(model.generation_config, name, None)
+        if value is None:
+            continue
+        for one in value if name == "eos_token_id" and isinstance(value, list) else [value]:
+            known = isinstance(one, (int, float) if kind is float else kind) and isinstance(one, bool) == (kind is bool)
+            if not (known and low <= one <= high):
+                raise BadInput(
+                    f"{where}: {name} is no {kind.__name__} from {low:g} to {high:g}; mend it, or delete that line"
+                )
+        setattr(kept, name, float(value) if kind is float else value)
+    model.generation_config = kept
 
 
 def _of_head(name: str) -> bool:
@@ -310,7 +347,10 @@ def _check(model: Any, spec: str, task: str, max_length: int | None) -> None:
     if max_length is not None and most is not None and max_length > most:
         raise BadInput(f"{spec}: the model sees at most {most} tokens; --max-length {max_length} is more")
     if task == "causal" and _looks_ahead(model):
-        raise BadInput(f"{spec}: this model sees the tokens that it is to predict, so it is no causal language model")
+        raise BadInput(
+            f"{spec}: this model sees the tokens that it is to predict, so it is no causal language model; take one that was made to "
+            "continue texts, or --task classify"
+        )
 
 
 def _name_ends(model: Any, tokenizer: Any) -> None:
@@ -422,13 +462,8 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 def write_sums(folder: Path) -> None:
     """Write the digests of a folder's files beside them, as `sha256sum` does."""
-    digests = {path.name: _digest(path) for path in sorted(folder.iterdir()) if path.name != SUMS}
+    digests = {path.name: sha256_of(path) for path in sorted(folder.iterdir()) if path.name != SUMS}
     (folder / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in digests.items()))
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_sums(folder: Path, remedy: str = "`confide train --resume` writes the model of a run again") -> None:
@@ -438,7 +473,7 @@ def check_sums(folder: Path, remedy: str = "`confide train --resume` writes the 
     try:
         for line in (folder / SUMS).read_text("utf-8").splitlines():
             digest, name = line.split("  ", 1)
-            if Path(name).name != name or _digest(folder / name) != digest:
+            if Path(name).name != name or sha256_of(folder / name) != digest:
                 raise ValueError
     except (OSError, ValueError):
         raise BadInput(

@@ -184,9 +184,8 @@ class LstmModel(LstmPreTrainedModel):
         self, embedded: Tensor, lengths: Tensor, start: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The LSTM over the first positions of each row; a row without any keeps its state."""
-        packed = pack_padded_sequence(
-            embedded, lengths.clamp_min(1).cpu(), batch_first=True, enforce_sorted=False
-        )  # every row must have a position
+        known = lengths.clamp_min(1).cpu()  # every row must have a position
+        packed = pack_padded_sequence(embedded, known, batch_first=True, enforce_sorted=False)
         outputs, (h, c) = self.lstm(packed, start)
         hidden, _ = pad_packed_sequence(outputs, batch_first=True, total_length=embedded.shape[1])
         before = start or (torch.zeros_like(h), torch.zeros_like(c))

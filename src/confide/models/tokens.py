@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -66,12 +67,15 @@ def load_tokenizer(
     return train_bpe(public_texts() if public_texts else (), vocabulary_size, nothing), "public"
 
 
-def texts_of(file: Path) -> Iterator[str]:
-    """The texts of an outside file, in any format that a corpus may have."""
+def texts_of(file: Path, left_out: Counter[str] | None = None) -> Iterator[str]:
+    """The texts of an outside file, in any format that a corpus may have; `left_out` counts why other rows hold none."""
     from .. import readers, records
 
     for chunk in readers.chunks(readers.sources([str(file)]), records.Fields(), text_as="paragraph"):
-        for row in records.parse(chunk)[0]:
+        rows, bad = records.parse(chunk)
+        if left_out is not None:
+            left_out.update(one.reason for one in bad)
+        for row in rows:
             yield row.record.text
 
 
@@ -147,7 +151,7 @@ def source(spec: str) -> dict[str, Any]:
 def refuse_code(folder: Path) -> None:
     """Refuse a folder with anything in it that could run when a model is loaded: code, a pointer to code, or pickles.
 
-    *Formal guarantees.* Names and two JSON files are looked at, and nothing is loaded. Links count as what they are called.
+    *Formal guarantees.* Names and three JSON files are looked at, and nothing is loaded. Links count as what they are called.
     """
     try:
         inside = itertools.chain(folder.iterdir(), folder.glob("custom_generate/*"))
@@ -157,10 +161,10 @@ def refuse_code(folder: Path) -> None:
                 f"{folder}: {names[0]} is code or a pickle, which can run code; only safetensors and JSON are read. Load the "
                 "model where you trust it, save it again with save_pretrained(), and name that folder"
             )
-        for name in ("config.json", "tokenizer_config.json"):
+        for name in ("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja"):
             if (folder / name).is_file() and (folder / name).stat().st_size > LARGEST_JSON:
                 raise BadInput(f"{folder}: {name} is larger than {LARGEST_JSON >> 20} MB, so it is no configuration")
-            if (folder / name).is_file():
+            if (folder / name).is_file() and name.endswith(".json"):
                 _refuse_pointers(folder, name)
     except OSError as error:
         raise BadInput(f"cannot read the model folder {folder}: {error.strerror}") from None
@@ -172,6 +176,8 @@ def _refuse_pointers(folder: Path, name: str) -> None:
         waiting: list[Any] = [json.loads((folder / name).read_text("utf-8"))]
     except (ValueError, RecursionError):
         raise BadInput(f"{folder}: {name} is not JSON; bring it back, or save the model again") from None
+    if not isinstance(waiting[0], dict):
+        raise BadInput(f"{folder}: {name} holds no settings; bring it back, or save the model again")
     while waiting:
         part = waiting.pop()
         if isinstance(part, list):

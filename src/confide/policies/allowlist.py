@@ -54,4 +54,4 @@ def _text(path: Path) -> str:
         return path.read_text("utf-8-sig")
     except (OSError, ValueError) as error:  # a name with a NUL is a ValueError, too
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise BadInput(f"cannot read the word list {path}: {reason}") from None
+        raise BadInput(f"cannot read the word list {path}: {reason}; name a text file with one word a line") from None

@@ -205,7 +205,7 @@ class Python(Policy):
                 ]
         except (Exception, SystemExit) as error:  # its message may quote the text
             raise BadInput(
-                f"python:{self._target}: the function failed with {type(error).__name__} on a record"
+                f"python:{self._target}: the function failed with {type(error).__name__} on a record; try it on a few texts by itself"
             ) from None
         if any(not 0 <= f.start <= f.end <= len(text) for f in found):
             raise BadInput(f"python:{self._target}: the function returned a span outside the record")

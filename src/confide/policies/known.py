@@ -11,13 +11,12 @@ import unicodedata
 from pathlib import Path
 
 from ..errors import BadInput
-from ..records import MARK
+from ..records import MARK, UNSPACED
 from .base import Finding, Policy, register
 
 PREFIX = 6  # letters of an entry that its index is made of
 LONGEST = 1000
-# Scripts that put no space between words: there a secret may begin and end anywhere.
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_UNSPACED = "".join(f"{chr(first)}-{chr(last)}" for first, last in UNSPACED)
 # The mark counts as a letter, so that a word beside a secret does not become a word of its own when that is masked.
 _LETTER = re.compile(rf"(?![{_UNSPACED}_])[\w{MARK}]")
 _INNER = re.compile(rf"(?<![^\W_])(?<!{MARK})[^\W_]|[^\w\s{MARK}]|_|[{_UNSPACED}]|(?<=[{_UNSPACED}])\w")
@@ -116,7 +115,9 @@ def _read(path: Path) -> frozenset[str]:
     except UnicodeDecodeError:
         raise BadInput(f"{path}: not UTF-8 text; convert the list of known secrets first") from None
     except OSError as error:
-        raise BadInput(f"cannot read the list of known secrets {path}: {error.strerror}") from None
+        raise BadInput(
+            f"cannot read the list of known secrets {path}: {error.strerror}; name a text file with one secret a line"
+        ) from None
     except ValueError as error:
         if isinstance(error, BadInput):
             raise

@@ -68,7 +68,9 @@ def _plugin(point: EntryPoint) -> Entry:
         except BadInput:
             raise
         except Exception as error:
-            raise BadInput(f"the policy plugin {point.name} ({package}) failed with {type(error).__name__}") from None
+            raise BadInput(
+                f"the policy plugin {point.name} ({package}) failed with {type(error).__name__}; its package must be mended"
+            ) from None
         if not isinstance(policy, Policy):
             raise BadInput(f"the policy plugin {point.name} ({package}) did not return a confide.policies.Policy")
         return policy

@@ -205,9 +205,8 @@ def scan(text: str) -> Iterator[tuple[int, int, str]]:
         if kind := _type(match, group, end):
             yield *match.span(group), kind
         end = match.end()
-        if anchor.start() < end and (
-            anchor := ANCHOR.search(text, end)
-        ):  # an anchor that is far away is looked for once
+        # An anchor that is far away is looked for once
+        if anchor.start() < end and (anchor := ANCHOR.search(text, end)):
             line = text.rfind("\n", end, anchor.start())
 
 

@@ -11,6 +11,8 @@ _DIGITS = re.compile(r"\d+")
 
 @register("digits", "every run of digits (the S-DP paper's policy for WikiText-2)")
 class Digits(Policy):
+    """Each run of decimal digits."""
+
     name = "digits"
     consistency = "local"
     recall_class = "secrets that hold a decimal digit"
@@ -21,6 +23,8 @@ class Digits(Policy):
 
 @register("everything", "the whole record; as conservative policy: every record is private (the default)")
 class Everything(Policy):
+    """One finding that covers the record."""
+
     name = "everything"
     consistency = "alone"
     recall_class = "all secrets"
@@ -31,6 +35,8 @@ class Everything(Policy):
 
 @register("nothing", "no finding at all")
 class Nothing(Policy):
+    """No finding, whatever the record says."""
+
     name = "nothing"
     consistency = "local"
 

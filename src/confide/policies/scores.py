@@ -22,7 +22,7 @@ UNTAGGED = 0.9  # CRT: π_c takes untagged words below this score
 UNSURE = "UNSURE"  # the type of an untagged word of which the model is not sure
 WINDOW = 512  # tokens that the model sees at once, if it can see as many
 
-_ARGUMENT = ":FOLDER"  # of a Hugging Face token classifier, or the name of one in the local cache
+_ARGUMENT = ":FOLDER"
 
 
 class _Classifier(Policy):
@@ -30,7 +30,10 @@ class _Classifier(Policy):
 
     def __init__(self, folder: str | None = None) -> None:
         if not folder:
-            raise BadInput(f"the policy {self.name} needs a model: {self.name}:FOLDER, {_ARGUMENT}")
+            raise BadInput(
+                f"the policy {self.name} needs a model: {self.name}{_ARGUMENT}, the folder of a Hugging Face token classifier or the "
+                "name of one in the local cache"
+            )
         self._tokenizer, self._model, self._window = _load(folder)
 
     def takes(self, tag: str, score: float) -> tuple[str, float] | None:

@@ -122,6 +122,7 @@ def forbidden(axes: Any, xs: Sequence[float], ys: Sequence[float], label: str) -
 
 
 def rates(axes: Any, least: float, found: str) -> None:
+    """False alarms against what was `found`, in per cent from `least` on."""
     from matplotlib.ticker import NullLocator
 
     axes.set_xlim(least, 1)

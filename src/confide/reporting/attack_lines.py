@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from ..accounting.guarantees import down
 from .reading import NUMBER, UNREADABLE
-from .wording import between, epsilon, number, rounded_down, rounded_up, share, share_up
+from .wording import between, epsilon, number, rounded_up, share, share_up
 
 AUDITS = (("black_box", "the model"), ("white_box", "the engine that made it"))
 
@@ -139,9 +140,9 @@ def _game(title: str, detail: str, part: Mapping[str, Any]) -> Iterator[Attack]:
 
 def _audit(part: Mapping[str, Any]) -> Iterator[Attack]:
     for what, one in audits({"audit": part}):
-        measured = f"ε ≥ {rounded_down(one['lower_bound'])} ({one['right']:,} of {one['guesses']:,} guesses right)"
+        measured = f"ε ≥ {down(one['lower_bound'])} ({one['right']:,} of {one['guesses']:,} guesses right)"
         most = "none applies" if one["certified"] is None else f"ε ≤ {epsilon(one['certified'])}"
-        reach = f"0 (could show {rounded_down(one['reach'])})"
+        reach = f"0 (could show {down(one['reach'])})"
         yield Attack(f"audit of {what}", f"{one['canaries']:,} coins", measured, "", reach, most)
         coins = one.get("coins")
         if coins and coins["accuracy"]["value"] is not None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import yaml
 
+from ..accounting.guarantees import down
 from ..errors import ConfideError, printable
 from .attack_lines import audits, lines
 from .gather import Found
-from .wording import METHODS, SELECTIVE, TITLES, epsilon, rounded_down, small, utility
+from .wording import METHODS, SELECTIVE, TITLES, epsilon, small, utility
 
 CERTIFICATE = "certificate-shareable.json"  # the run's, without evidence
 _SIGNS = re.compile(r"([\\`*_{}\[\]<>#|!~$&])")
@@ -158,7 +159,7 @@ def _attacks(found: Found) -> list[str]:
         "| " + " | ".join(_text(cell) for cell in (one.name, one.measured, one.chance, one.ceiling)) + " |"
         for one in rows
     )
-    said = [f"Audit of {what}: ε is at least {rounded_down(part['lower_bound'])} with {100 * part['confidence']:g} % confidence."
+    said = [f"Audit of {what}: ε is at least {down(part['lower_bound'])} with {100 * part['confidence']:g} % confidence."
             for what, part in audits(found.attacks)]  # fmt: skip
     return [table, *said]
 

@@ -15,10 +15,12 @@ VALIDATED_BY = (
 
 
 def command(*words: object) -> str:
+    """A command of confide, quoted for a shell."""
     return shlex.join(["confide", *map(str, words)])
 
 
 def resume(folder: Path) -> str:
+    """What goes on with a run that was interrupted."""
     return command("train", "-o", folder, "--resume")
 
 

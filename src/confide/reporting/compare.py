@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..accounting.guarantees import down
 from .attack_lines import Attack, audits, lines, strongest
-from .drawing import SERIES, Chart, draw
-from .figures import plain_log
+from .drawing import SERIES, Chart, draw, plain_log
 from .gather import Found, differing
-from .wording import SELECTIVE, epsilon, number, rounded_down, share, utility
+from .wording import SELECTIVE, epsilon, number, share, utility
 
 MARKERS = "osD^vPX*"
 
@@ -41,7 +41,7 @@ def _row(one: Found) -> dict[str, Any]:
         "accuracy": share(one.utility["accuracy"]) if one.utility else "–",
         "attack": best,
         "unattacked": withheld or ("none on planted secrets" if one.shareable and one.attacks else "not attacked"),
-        "audit": f"≥ {rounded_down(made[0][1]['lower_bound'])}" if made else withheld or "not audited",
+        "audit": f"≥ {down(made[0][1]['lower_bound'])}" if made else withheld or "not audited",
     }
 
 

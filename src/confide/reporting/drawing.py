@@ -85,6 +85,17 @@ def _fit(axes: Axes, renderer: Any) -> None:
     axes.set_position((left / width, below / height, 1 - (left + right) / width, 1 - (below + above) / height))
 
 
+def plain_log(axis: Any) -> None:
+    """Plain numbers along a logarithmic axis on which everything is painted; the longer it is, the fewer of them."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    low, high = axis.get_view_interval()
+    steps = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0) if high < 10 * low else (1.0, 2.0, 5.0) if high < 300 * low else (1.0,)
+    axis.set_major_locator(LogLocator(subs=steps))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_locator(NullLocator())
+
+
 @contextmanager
 def _style(salt: str) -> Iterator[None]:
     try:

@@ -49,7 +49,7 @@ EDGES = (
     ),
     (
         "A miss rate from a small sample",
-        "Two hundred clean records bound the rate by about 2 %, not by δ. The bound goes into δ unless everything is flagged by construction.",
+        "Two hundred labels without a miss bound the rate by 1.5 %, not by δ. The bound goes into δ unless everything is flagged by construction.",
     ),
     ("A miss rate averaged over the corpus", "Some contexts may always be missed. The average shrinks δ, never ε."),
     ("What no policy flags", "It is public, is trained on without noise, and has no guarantee."),

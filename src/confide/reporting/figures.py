@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .attack_figures import attack_charts, forbidden, rates
-from .drawing import BLUE, GREEN, INK, MUTED, ORANGE, RED, Chart, draw
+from .drawing import BLUE, GREEN, INK, MUTED, ORANGE, RED, Chart, draw, plain_log
 from .flow import flow
 from .gather import Found
 from .wording import epsilon, number, share, share_up, small
@@ -247,13 +247,6 @@ def _groups(groups: Sequence[dict[str, Any]]) -> Chart:
         "groups", "The guarantee for several records", paint, alt=alt, columns=("k", "epsilon", "delta"), rows=rows,
         caption=f"A secret that stands in k records needs the bar of k. All at δ = {small(groups[0]['delta'])}.",
     )  # fmt: skip
-
-
-def plain_log(axis: Any) -> None:
-    from matplotlib.ticker import NullLocator
-
-    axis.set_major_formatter(lambda value, _: f"{value:g}")
-    axis.set_minor_locator(NullLocator())
 
 
 def _records(k: int) -> str:

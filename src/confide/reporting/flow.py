@@ -42,6 +42,7 @@ def streams(manifest: dict[str, Any]) -> tuple[list[Stream], list[Stream]]:
 
 
 def flow(manifest: dict[str, Any]) -> Chart:
+    """The diagram of a screening, from its manifest."""
     first, second = streams(manifest)
     total = sum(one.records for one in first)
 

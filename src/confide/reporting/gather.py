@@ -16,10 +16,11 @@ from ..accounting.events import to_plain
 from ..accounting.guarantees import Accounts
 from ..errors import ConfideError
 from ..purging import PURGED
+from ..training.options import PRIVATE
 from . import reading
 from .commands import VALIDATED_BY, command, resume
 from .misses import public_misses
-from .verdict import PRIVATE_METHODS, Verdict, finished, judge, without_certificate
+from .verdict import Verdict, finished, judge, without_certificate
 
 CURVE_GROUPS = (1, 2, 3, 5)
 MOST_SIBLINGS = 40
@@ -165,7 +166,7 @@ def _missing_parts(folder: Path, method: str, uncertified: bool) -> list[Missing
         return []
     how = (
         again
-        if method in PRIVATE_METHODS
+        if method in PRIVATE
         else "confide train SCREENED --model MODEL --method crt --epsilon 2 --delta 1e-5 -o NEW_RUN"
     )
     return [Missing("certificate", without_certificate(method), how)]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..accounting.guarantees import many
 from .wording import share, share_up
 
 
@@ -20,7 +21,7 @@ def public_misses(review: Mapping[str, Any] | None, options: Mapping[str, Any]) 
     outside = int((review.get("outside_class") or {}).get("public", 0))
     if inside + outside:
         yield (
-            f"Reviewers found {_many(inside + outside, 'missed secret')} in public records of their sample: nothing is promised for "
+            f"Reviewers found {many(inside + outside, 'missed secret')} in public records of their sample: nothing is promised for "
             "them, nor for others like them."
         )
 
@@ -36,7 +37,7 @@ def in_words(review: Mapping[str, Any]) -> list[str]:
         one, other = pair["reviewers"]
         said.append(
             f"{one} and {other} agree whether something was missed on {share(pair['same'])} of the "
-            f"{_many(pair['records'], 'record')} that both answered{kappa}."
+            f"{many(pair['records'], 'record')} that both answered{kappa}."
         )
     return said
 
@@ -53,7 +54,7 @@ def _bounds(review: Mapping[str, Any]) -> Iterator[str]:
         yield f"Of all secrets it misses at most {share_up(of_all)}, {cap}{more} (with the same confidence, taken by itself)."
     if outside:
         yield (
-            f"Outside of the class {_many(outside.get('secrets', 0), 'secret')} were seen, {outside.get('missed', 0):,} of them "
+            f"Outside of the class {many(outside.get('secrets', 0), 'secret')} were seen, {outside.get('missed', 0):,} of them "
             f"missed, {outside.get('public', 0):,} of those in public records."
         )
 
@@ -68,9 +69,9 @@ def _sample(review: Mapping[str, Any]) -> Iterator[str]:
     rows = review["records"]
     skipped = sum(isinstance(one, str) for one in rows)
     passed = f", {skipped:,} of them skipped, which counts as missed" if skipped else ""
-    yield f"{_many(len(rows), 'random draw')} of records counted{passed}; a record that is drawn twice counts twice."
+    yield f"{many(len(rows), 'random draw')} of records counted{passed}; a record that is drawn twice counts twice."
     if review.get("left_out"):
-        yield f"{_many(review['left_out'], 'secret')} beyond that number in a record did not count, by a coin."
+        yield f"{many(review['left_out'], 'secret')} beyond that number in a record did not count, by a coin."
     if review.get("begun", 1) > 1:
         yield f"This is review number {review['begun']:,} of this screening; the bound allows for starting over."
 
@@ -99,7 +100,3 @@ def beside_certificate(review: Mapping[str, Any], certificate: Mapping[str, Any]
 
 def _counts(one: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {what}" for what, count in one.items() if count) or "nothing answered"
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

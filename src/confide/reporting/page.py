@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..accounting import issue, read_ledger
 from ..accounting import write as write_certificate
+from ..accounting.guarantees import down
 from ..errors import BadInput, ConfideError, printable
 from ..plain_yaml import CONFIG
 from ..rundir import locked
@@ -46,7 +47,8 @@ def report(
     """Write the report of a run, or the comparison of several, and return its path.
 
     One run: RUN/report.html (SENSITIVE) or RUN/report-shareable.html, its figures, RUN/model/README.md and, if the certificate
-    holds, RUN/certificate-shareable.json. Several runs: a page at `out`, or comparison.html beside the first one. `shareable` leaves out whatever guarantees §7 does not let out.
+    holds, RUN/certificate-shareable.json. Several runs: a page at `out`, or comparison.html beside the first one. `shareable`
+    leaves out whatever guarantees §7 does not let out.
     """
     several: list[Any] = list(runs) if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
     folders = [Path(getattr(one, "folder", one)) for one in several]
@@ -106,9 +108,10 @@ def _environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.filters["down"] = down
     made.filters |= {
         name: getattr(wording, name)
-        for name in ("epsilon", "number", "share", "share_up", "small", "rounded_down", "utility", "odds", "shortened")
+        for name in ("epsilon", "number", "share", "share_up", "small", "utility", "odds", "shortened")
     }
     made.globals |= {"titles": wording.TITLES, "methods": wording.METHODS}
     return made

@@ -26,6 +26,7 @@ NUMBER = (int, float)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration of a run; anything else is refused with the reason."""
     if not (folder / CONFIG).is_file():
         raise BadInput(f"{folder} is not a run: it holds no {CONFIG}; name a folder that confide train made")
     config = run_config(folder)
@@ -36,6 +37,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_attacks(folder: Path, again: str) -> dict[str, Any] | None:
+    """What attacks.json holds, None if there is none; `again`: the command that makes it anew."""
     path, remedy = folder / "attacks.json", f"remove it and run {again}"
     found = _json(path, remedy)
     if found is None:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from ..accounting import Setting, verify
 from ..accounting.guarantees import down, up
 from ..errors import ConfideError
+from ..training.options import PRIVATE
 from .reading import UNREADABLE
 
-PRIVATE_METHODS = ("crt", "dpsgd", "sdp", "jft")
 OTHER_CERTIFICATE = "the certificate that was attacked is not the present one, or does not hold"
 
 
@@ -67,9 +67,8 @@ def judge(folder: Path, method: str, attacks: dict[str, Any] | None, review: Map
         said = tuple(attacks["contradictions"])
         headline = f"An attack contradicts {'the certificate' if certificate else 'what was promised'}"
         causes.append(_Cause(headline, said, headline, said))
-    if (
-        review and review.get("contradicted") and certificate and certificate["method"] == "crt"
-    ):  # others do not rest on the routing
+    # Other methods do not rest on the routing
+    if review and review.get("contradicted") and certificate and certificate["method"] == "crt":
         why = "It stands in a public record, which was trained on without noise: the certificate rests on an assumption that is false."
         causes.append(
             _Cause("A reviewer found a secret that the conservative policy is said to flag", (why,),
@@ -102,11 +101,13 @@ def _nothing(folder: Path, method: str) -> Verdict:
 
 
 def finished(folder: Path) -> bool:
+    """Whether a run has ended: of all that it writes only the certificate comes after its model."""
     return (folder / "model" / "config.json").is_file()
 
 
 def without_certificate(method: str) -> str:
-    if method in PRIVATE_METHODS:
+    """Why a run of this method has no certificate."""
+    if method in PRIVATE:
         return "a certificate is issued when such a run ends"
     return f"training by {method} gives none"
 

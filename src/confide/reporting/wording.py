@@ -47,10 +47,12 @@ def epsilon(value: float | None) -> str:
 
 
 def number(value: float | None, digits: int = 2) -> str:
+    """A measured number, or a dash where there is none."""
     return "–" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
 
 
 def share(value: float | None, digits: int = 1) -> str:
+    """A measured share in per cent; of a bound take `share_up`."""
     return "–" if value is None else f"{100 * value:.{digits}f} %"
 
 
@@ -65,17 +67,13 @@ def small(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}"
 
 
-def rounded_down(value: float) -> str:
-    """A lower bound, rounded down, never up."""
-    return f"{math.floor(value * 100) / 100:.2f}"
-
-
 def rounded_up(value: float) -> str:
     """An upper bound, rounded up, never down."""
     return f"{math.ceil(value * 100 - 1e-9) / 100:.2f}"
 
 
 def between(low: float | None, high: float | None, form: Any = number) -> str:
+    """A 95 % interval in words; empty where there is none."""
     return "" if low is None or high is None else f"95 %: {form(low)} to {form(high)}"
 
 

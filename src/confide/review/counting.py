@@ -28,7 +28,8 @@ from hashlib import blake2b
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from ..accounting.missrate import SKIPPED, Review, bound_of_kinds, flags_all
+from ..accounting.missrate import SKIPPED, Review, bound_of_kinds
+from ..accounting.setting import flags_all
 from ..errors import ConfideError
 from ..screening.output import write_private
 from .records import Secret, Shown
@@ -207,6 +208,7 @@ def _review_bound(rows: tuple[tuple[tuple[int, int], int], ...], cap: int, beta:
 
 
 def all_flagged(store: Store) -> bool:
+    """Whether δ₂ is 0 by construction, for all secrets or for a class of them."""
     return flags_all(store.screened.manifest["certificate"])
 
 
@@ -357,15 +359,6 @@ def share(value: float) -> str:
     digits = 1 if each >= 0.1 or each <= 0 else 1 - math.floor(math.log10(each))
     text = f"{math.ceil(each * 10**digits - 1e-9) / 10**digits:.{digits}f}"
     return f"{text.rstrip('0').rstrip('.')} %"
-
-
-def many(number: int, noun: str) -> str:
-    """A number with its noun.
-
-    >>> many(1, "secret"), many(2000, "secret")
-    ('1 secret', '2,000 secrets')
-    """
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def sentences(store: Store, found: Bound) -> list[str]:

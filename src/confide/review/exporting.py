@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfideError, Refused
+from ..policies import Finding, merged
 from ..records import MARK, MASK, render
 from ..screening.output import write_private
 from ..screening.treatment import redact
@@ -58,13 +59,6 @@ def _status(states: list[State]) -> str:
 
 
 def _masked(shown: Shown, states: list[State]) -> str:
-    spans = [(one.start, one.end) for one in shown.found]
-    spans += [(one.start, one.end) for state in states for one in state.missed]
-    spans += [(at, at + 1) for at, sign in enumerate(shown.text) if sign == MARK]
-    joined: list[tuple[int, int]] = []
-    for start, end in sorted(spans):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((start, end))
-    return render(redact(shown.text, joined, [(0, len(shown.text))])[0])
+    found = [Finding(*one, "") for one in (*shown.found, *(one for state in states for one in state.missed))]
+    marks = [Finding(at, at + 1, "", "") for at, sign in enumerate(shown.text) if sign == MARK]
+    return render(redact(shown.text, merged([*found, *marks]), [(0, len(shown.text))])[0])

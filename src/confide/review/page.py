@@ -13,8 +13,9 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
+from ..accounting.guarantees import many
 from ..records import MARK
-from .counting import Draws, bound, counted, many, result, sentences, share
+from .counting import Draws, bound, counted, result, sentences, share
 from .records import Secret, Shown
 from .store import OTHER, State, Store
 

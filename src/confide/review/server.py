@@ -106,9 +106,8 @@ def _listen(port: int | None) -> socket.socket:
     """A socket that only this machine can reach."""
     if port is not None and not 0 <= port <= 65535:
         raise BadInput("--port must be a whole number from 0 to 65535")
-    listener = socket.socket(
-        socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
-    )  # named, or asyncio leaves Nagle on
+    # The protocol is named, or asyncio leaves Nagle on
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((HOST, PORT if port is None else port))

@@ -51,7 +51,9 @@ class Canaries:
         if not 1 <= self.copies <= 10**6 or not 1 <= self.number <= 10**6 or self.copies * self.number > 10**7:
             raise BadInput("canaries: number and copies are at least 1, and at most ten million together")
         if self.space < 2 * self.number and not self.secret:
-            raise BadInput(f"canaries: {self.number} different values need a larger space than {self.space}")
+            raise BadInput(
+                f"canaries: {self.number} different values need a larger space than {self.space}; take a longer slot, or fewer"
+            )
         alphabet, length = self.slot
         if self.secret and (self.number != 1 or len(self.secret) != length or set(self.secret) - set(alphabet)):
             raise BadInput("canaries: a fixed secret fits the slot, in signs and length, and stands alone (number=1)")

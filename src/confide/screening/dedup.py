@@ -149,7 +149,7 @@ def verified_copies(
     """The slots of later copies, exactly: the filter names candidates, a second pass counts them.
 
     *Formal guarantees.* A filter has no false negatives: each digest that occurs twice is a candidate at its second
-    occurrence. So the output is that of exact dedup, whatever the filter's size (guarantees §9.4).
+    occurrence. So the output is that of exact dedup, whatever the filter's size (guarantees §2).
     """
     candidates = {digest for _, digest in first if bloom.add(digest)}
     seen: set[bytes] = set()

@@ -92,9 +92,8 @@ def _no_main_module() -> Iterator[None]:
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     here = threading.current_thread() is threading.main_thread()
-    before = (
-        signal.signal(signal.SIGINT, signal.SIG_IGN) if here else None
-    )  # inherited: interrupts are for this process
+    # Inherited: interrupts are for this process
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if here else None
     try:
         yield
     finally:

@@ -154,7 +154,7 @@ def partial_folder(out: Path, plan: dict[str, Any], resume: bool) -> Iterator[Pa
         Lock(folder, "lock").close()  # raises while another process is at work there: nobody may remove it then
         raise BadInput(f"{folder} holds a screening that did not end; complete it with --resume, or remove that folder")
     if resume and not folder.exists():
-        raise BadInput(f"there is nothing to resume: {folder} does not exist")
+        raise BadInput(f"there is nothing to resume: {folder} does not exist; start without --resume")
     _make(folder)
     with contextlib.closing(Lock(folder, "lock")):
         _same_plan(folder, plan)

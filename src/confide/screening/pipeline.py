@@ -295,7 +295,7 @@ class _Work:
             write_table(self._path(number), table, self.key)
             self.tick(size)
         if not self.chunks:
-            raise BadInput("the corpus is empty: none of its files holds a row")
+            raise BadInput("the corpus is empty: none of its files holds a row; name files that do")
 
     def _stamp(self, chunk: Chunk | CanaryChunk) -> str:
         """A keyed digest of what a chunk was made from."""
@@ -364,7 +364,9 @@ class _Work:
             public.finish()
             private.finish()
         if not public.records + private.records:
-            raise BadInput("the corpus is empty: no row of it could be used")
+            raise BadInput(
+                "the corpus is empty: no row of it could be used; leave --skip-bad out to see the first that cannot"
+            )
         digest = f"{total % (1 << 256):064x}"
         bloom = Filter(self.bloom_delta, not given_key)
         facts = (self.options, policy, conservative, self.counts, bloom)

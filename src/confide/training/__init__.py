@@ -10,11 +10,12 @@ from ..errors import ConfideError
 from .options import Options
 
 if TYPE_CHECKING:
+    from .beginning import plan_of
     from .loop import train as train_plan
     from .planning import TrainingPlan
     from .planning import plan as make_plan
     from .probe import probe as probe_plan
-    from .run import Run, plan_of
+    from .run import Run
 
 NEEDED = ("torch", "transformers", "cryptography", "peft", "safetensors", "rapidfuzz")  # by the extra `train`
 
@@ -24,7 +25,7 @@ _FROM = {
     "Run": ("run", "Run"),
     "TrainingPlan": ("planning", "TrainingPlan"),
     "make_plan": ("planning", "plan"),
-    "plan_of": ("run", "plan_of"),
+    "plan_of": ("beginning", "plan_of"),
     "probe_plan": ("probe", "probe"),
     "train_plan": ("loop", "train"),
 }

@@ -8,4 +8,5 @@ from .phases import BOTH, Phase
 
 
 def phases(options: Options) -> tuple[Phase, ...]:
+    """One phase without noise on the text with placeholders."""
     return (Phase("train", options.epochs, public=Source(BOTH, "anonymized"), secrets_in_public=True),)

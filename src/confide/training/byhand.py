@@ -15,7 +15,9 @@ def read(file: str) -> list[Example]:
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read {file}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}") from None
+        raise BadInput(
+            f"cannot read {file}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}; `confide review --export FILE` makes one"
+        ) from None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -30,5 +32,5 @@ def read(file: str) -> list[Example]:
             Example(text, "screened", (), (), None if label is None else str(label), f"{file}, line {number}")
         )
     if not examples:
-        raise BadInput(f"{file} holds no record")
+        raise BadInput(f"{file} holds no record; `confide review --export FILE` makes one that does")
     return examples

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from ..accounting.ledger import canonical, head_at
 from ..errors import BadInput, ConfideError, Contradiction
-from ..rundir import sync_folder
+from ..rundir import sha256_of, sync_folder
 
 FORMAT = 1
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -100,7 +100,7 @@ def save(
         _make_private(partial)
         _write_tensors(partial / MODEL, _tensors(model, trained_only))
         _write_tensors(partial / OPTIMIZER, moments)
-        body["files"] = {name: _digest(partial / name) for name in (MODEL, OPTIMIZER)}
+        body["files"] = {name: sha256_of(partial / name) for name in (MODEL, OPTIMIZER)}
         _write_text(partial / STATE, canonical({**body, "hash": _hash(body)}))
         sync_folder(partial)
         _put_in_place(partial, path)
@@ -215,7 +215,7 @@ def _read(path: Path) -> Checkpoint:
         raise _Damaged(f"{STATE} holds something else than a checkpoint")
     for name, digest in body["files"].items():
         try:
-            found = _digest(path / name)
+            found = sha256_of(path / name)
         except OSError as error:
             raise _Damaged(f"{name}: {error.strerror}") from None
         if found != digest:
@@ -400,11 +400,6 @@ def _write_text(path: Path, text: str) -> None:
 
 def _hash(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(body).encode()).hexdigest()
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _make_private(folder: Path) -> None:

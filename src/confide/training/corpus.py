@@ -6,7 +6,6 @@ So the private part need not fit into memory, and no step of training touches te
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -25,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..errors import BadInput, ConfideError
 from ..policies import Finding, merged
 from ..records import Turn
-from ..rundir import sync_folder
+from ..rundir import sha256_of, sync_folder
 from ..screening.output import SENSITIVE, write_private
 from ..screening.pipeline import Screened
 from ..screening.treatment import redact
@@ -320,11 +319,7 @@ class TokenFile:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    found = {}
-    for name in _FILES:
-        with open(folder / f"{name}.bin", "rb") as file:
-            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+    return {name: sha256_of(folder / f"{name}.bin") for name in _FILES}
 
 
 def _new(path: Path) -> IO[bytes]:

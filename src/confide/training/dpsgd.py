@@ -8,4 +8,5 @@ from .phases import BOTH, Phase
 
 
 def phases(options: Options) -> tuple[Phase, ...]:
+    """One phase with noise on every record as it was read."""
     return (Phase("train", options.epochs, private=Source(BOTH, "raw")),)

@@ -6,6 +6,7 @@ The encoder holds public parameters only, and what it makes of a record depends 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import BadInput
+from ..models.templates import Unrendered, render
 from ..policies import Finding, merged
 from ..records import MASK, Turn
 
@@ -23,7 +25,7 @@ IGNORED = -100  # what the losses of torch and transformers pass over
 View = Literal["screened", "raw", "anonymized", "segments"]
 VIEWS: tuple[View, ...] = ("screened", "raw", "anonymized", "segments")
 
-_SENTINEL = re.compile("\ufdd1([0-9]+)\ufdd2")  # noncharacters: no template and no role holds them
+_SENTINEL = re.compile("\ufdd1([0-9]{1,9})\ufdd2")  # noncharacters: no template and no role holds them
 
 
 class Tokens(NamedTuple):
@@ -55,6 +57,10 @@ class Segment(NamedTuple):
     target: bool = True
     ends: bool = False  # it ends what was said: its beginning is a target even if the rest is none
     template: bool = False  # text of the chat template, in which special tokens are what they say
+
+
+def _roles(example: Example) -> tuple[str, ...]:
+    return tuple(turn.role for turn in example.turns)
 
 
 @dataclass(frozen=True)
@@ -140,13 +146,11 @@ class Encoder:
         differ in private characters only, would not share their public tokens (guarantees §5). How many tokens a private
         segment has, and so where an over-long record is cut, belongs to the pattern that S-DP's neighbours share.
         """
-        templates: dict[tuple[str, ...], list[str | int]] = {}
-        framed: list[bool] = []
+        chats = [self.uses_chat and bool(example.turns) and example.view != "segments" for example in examples]
+        templates = self._templates([example for example, chat in zip(examples, chats, strict=True) if chat])
         segments: list[list[Segment]] = []
-        for example in examples:
-            chat = self.uses_chat and bool(example.turns) and example.view != "segments"
-            framed.append(not chat)
-            segments.append(list(self._chat(example, templates) if chat else self._plain(example)))
+        for example, chat in zip(examples, chats, strict=True):
+            segments.append(list(self._chat(example, templates[_roles(example)]) if chat else self._plain(example)))
         flat = [segment for one in segments for segment in one]
         ids: list[list[int]] = [[segment.token] if segment.token >= 0 else [] for segment in flat]
         for template in (False, True):
@@ -155,8 +159,8 @@ class Encoder:
                 ids[i] = found
         out: list[Tokens] = []
         place = 0
-        for example, mine, plain in zip(examples, segments, framed, strict=True):
-            out.append(self._joined(example, mine, ids[place : place + len(mine)], plain))
+        for example, mine, chat in zip(examples, segments, chats, strict=True):
+            out.append(self._joined(example, mine, ids[place : place + len(mine)], framed=not chat))
             place += len(mine)
         return out
 
@@ -187,13 +191,10 @@ class Encoder:
             yield from self._segments(example, start, end, spoken)
         yield Segment(example.text[place:], target=False, ends=spoken)
 
-    def _chat(self, example: Example, templates: dict[tuple[str, ...], list[str | int]]) -> Iterator[Segment]:
+    def _chat(self, example: Example, template: list[str | int]) -> Iterator[Segment]:
         """A chat through the template, which is rendered without the words: they can neither steer nor break it."""
-        roles = tuple(turn.role for turn in example.turns)
-        if roles not in templates:
-            templates[roles] = self._rendered(roles, example.where)
         spoken = False
-        for part in templates[roles]:
+        for part in template:
             if isinstance(part, str):
                 yield Segment(part, target=not self.assistant_only, ends=spoken, template=True)
                 spoken = False
@@ -202,26 +203,34 @@ class Encoder:
                 spoken = role == "assistant" and self.assistant_only
                 yield from self._segments(example, start, end, spoken or not self.assistant_only)
 
-    def _rendered(self, roles: Sequence[str], where: str) -> list[str | int]:
-        """The template's text, and the number of each message where its words belong."""
-        messages = [{"role": role, "content": f"\ufdd1{i}\ufdd2"} for i, role in enumerate(roles)]
+    def _templates(self, examples: Sequence[Example]) -> dict[tuple[str, ...], list[str | int]]:
+        """For all roles in their order: the template's text, and the number of each message where its words belong."""
+        where: dict[tuple[str, ...], str] = {}
+        for example in examples:
+            where.setdefault(_roles(example), example.where)
+        texts = render(
+            self.tokenizer,
+            [[{"role": role, "content": f"\ufdd1{i}\ufdd2"} for i, role in enumerate(roles)] for roles in where],
+        )
+        return {roles: self._parts(texts, roles, where[roles]) for roles in where}
+
+    def _parts(self, texts: Iterator[str], roles: Sequence[str], where: str) -> list[str | int]:
         try:
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False)
-        except Exception as error:  # templates are programs: they raise what they like
+            text = next(texts)
+        except Unrendered as problem:
             raise BadInput(
                 f"{where}: the tokenizer's chat template does not accept the roles {', '.join(roles)} in this order "
-                f"({type(error).__name__}). If screening cut the turns apart, screen again with --unit document; else name a "
+                f"({problem}). If screening cut the turns apart, screen again with --unit document; else name a "
                 "tokenizer without a chat template with --tokenizer: roles are then words of the text"
             ) from None
-        parts: list[str | int] = []
-        for i, part in enumerate(_SENTINEL.split(text)):
-            parts += [int(part)] if i % 2 else [part] if part else []
-        if not any(isinstance(part, int) for part in parts):
+        found = _SENTINEL.split(text)
+        times = Counter(map(int, found[1::2]))
+        if not times or max(times) >= len(roles) or max(times.values()) > 2:
             raise BadInput(
-                f"{where}: the tokenizer's chat template leaves all messages out; name a tokenizer without a chat template "
-                "with --tokenizer: roles are then words of the text"
+                f"{where}: the tokenizer's chat template leaves all messages out, or repeats them; name a tokenizer without a "
+                "chat template with --tokenizer: roles are then words of the text"
             )
-        return parts
+        return [int(part) if i % 2 else part for i, part in enumerate(found) if part]
 
     def _segments(self, example: Example, low: int, high: int, target: bool) -> Iterator[Segment]:
         """The part of a text between two places, cut as its view wants it."""

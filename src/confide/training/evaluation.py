@@ -24,6 +24,7 @@ from ..dp.head import can_fuse, hidden_states, parts
 from ..dp.losses import IGNORED, check_labels, model_logits, rows, targets
 from ..dp.rules.base import single
 from ..errors import BadInput
+from ..models.tokens import first_id
 
 AT_ONCE = 2**24  # logits that exist at a time, where the head can run by itself
 Spans = Sequence[tuple[int, int]]
@@ -77,11 +78,9 @@ def evaluate(
     ids, secret = _tokens(tokenizer, held, marked)
     if not any(ids):
         raise BadInput("the held-out texts hold no token: all of them are empty")
-    first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-    if first is None:
-        raise BadInput("the tokenizer has neither a bos nor an eos token to start a text with; add one")
+    first = first_id(tokenizer)
     with scoring(model, device) as place:
-        scores = list(_score_texts(model, ids, int(first), max_length, batch, place))
+        scores = list(_score_texts(model, ids, first, max_length, batch, place))
     nats, right = (np.concatenate(part) for part in zip(*scores, strict=True))
     other = (ids, secret) if reference is None else _tokens(reference, held, marked)
     whole = _summary(nats, right, sum(map(len, other[0])))
@@ -279,6 +278,7 @@ def scoring(model: nn.Module, device: torch.device | str | None) -> Iterator[tor
 
 
 def check_vocabulary(model: nn.Module, largest: int) -> None:
+    """Refuse a token id that the model has no embedding for."""
     embeddings = getattr(model, "get_input_embeddings", lambda: None)()
     size = getattr(embeddings, "num_embeddings", None)
     if size is not None and largest >= size:

@@ -21,18 +21,19 @@ from ..dp import PrivateGradients, Step, keep_memory
 from ..errors import BadInput
 from ..models import save
 from . import checkpoints, evaluation, processes
+from .beginning import prepare_run
 from .optim import Annealing, Rate, make_optimizer, set_rate
 from .phases import Phase, Slot, slots
 from .planning import TrainingPlan
-from .run import CHECKPOINTS, Prepared, Run, Stream, finish, prepare_run, put_in_place, spent_steps
+from .prepared import CHECKPOINTS, Prepared, Stream, spent_steps
+from .run import Run, finish, put_in_place
 from .selective import Selective
 from .steps import PublicGradients, autocast, count_targets, seed_dropout
 from .telemetry import Telemetry
 
 Tick = Callable[[int, int], object]  # slots done, slots in all
-AfterEpoch = Callable[
-    [Any, Any, str, int, Mapping[str, int]], object
-]  # model, tokenizer, phase, epoch, private steps so far
+# Model, tokenizer, phase, epoch, private steps so far
+AfterEpoch = Callable[[Any, Any, str, int, Mapping[str, int]], object]
 WINDOW = 32  # public batches whose records are sorted by length, for less padding
 VALIDATED = 2000  # records at most
 MORE = 3  # times as many records in a microbatch, if they are short
@@ -254,6 +255,7 @@ class Work:
         return {name: float(found[name]) for name in ("loss", "accuracy") if math.isfinite(found[name])}
 
     def checkpoint(self) -> None:
+        """Write a checkpoint, with the ledger's length and head; rank 0 does."""
         if processes.rank() != 0:
             return
         state = {"phase": self._phase, "annealing": self.annealing.to_plain(), "best": self.best}

@@ -41,8 +41,8 @@ OWN = {  # options that mean something to one method only
     "jft": ("phase1", "phase1_epochs", "phase1_noise", "screened_by_hand"),
 }
 COMMON = (  # options that `confide train --help` shows; the others are for --help-all
-    "model", "method", "lora", "max_length", "epochs", "batch_size", "private_batch_size", "learning_rate",
-    "private_learning_rate", "epsilon", "delta", "noise", "review", "validation", "seed",
+    "model", "method", "lora", "max_length", "epochs", "batch_size", "private_batch_size", "learning_rate", "epsilon", "delta", "noise",
+    "review", "seed",
 )  # fmt: skip
 
 
@@ -266,7 +266,7 @@ class Options:
             )
         if self.method == "jft" and self.phase1 == "hand-screened" and not self.screened_by_hand:
             raise BadInput(
-                "--phase1 hand-screened needs --screened-by-hand FILE: JSON lines with id and the screened text"
+                "--phase1 hand-screened needs --screened-by-hand FILE: JSON lines with the text as people left it"
             )
         for needed, name in (("hand-screened", "screened_by_hand"), ("noised", "phase1_noise")):
             if getattr(self, name) is not None and self.phase1 != needed:

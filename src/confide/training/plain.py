@@ -8,4 +8,5 @@ from .phases import BOTH, Phase
 
 
 def phases(options: Options) -> tuple[Phase, ...]:
+    """One phase without noise on every record as it was read."""
     return (Phase("train", options.epochs, public=Source(BOTH, "raw"), secrets_in_public=True),)

@@ -407,9 +407,8 @@ def _nearest(made: TrainingPlan, events: Callable[[float], list[Event]], delta: 
         assert options.epsilon is not None
         alone = events(20.0)
         fits = 0
-        if len(alone) == 1 and isinstance(
-            alone[0], PoissonGaussian
-        ):  # beside other phases, or releases of another kind, no number of steps may fit
+        # Beside other phases, or releases of another kind, no number of steps may fit
+        if len(alone) == 1 and isinstance(alone[0], PoissonGaussian):
             fits = most_steps(rate, 20.0, options.epsilon, delta, adjacency=setting.adjacency, k=setting.k_missed)
         if fits:
             hints.append(f"at noise 20 as many as {fits:,} steps fit into epsilon {options.epsilon:g}")

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from ..dp import Plan, PrivateGradients
 from ..dp.memory import keep_memory
+from .building import new_model, new_tokenizer
 from .corpus import Encoder, Source, TokenFile, Tokens, examples
 from .optim import make_optimizer
 from .phases import Phase, Slot
 from .planning import TrainingPlan
-from .run import Prepared, Stream, new_model, new_tokenizer
+from .prepared import Prepared, Stream
 from .selective import Selective
 from .steps import PublicGradients, autocast, count_targets
 

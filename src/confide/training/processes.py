@@ -23,10 +23,12 @@ def launched() -> bool:
 
 
 def rank() -> int:
+    """The number of this process, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world() -> int:
+    """How many processes the run has."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 

@@ -33,7 +33,7 @@ from .steps import seed_dropout
 
 if TYPE_CHECKING:
     from .planning import TrainingPlan
-    from .run import Prepared, Stream
+    from .prepared import Prepared, Stream
 
 Batch = dict[str, Tensor]
 

@@ -42,6 +42,7 @@ class Telemetry:
         self._board = None if board is None else _board(board, slot)
 
     def write(self, **values: Any) -> None:
+        """One line; a key that is not allowed is a mistake of ours and raises."""
         values = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
         unknown = values.keys() - ALLOWED
         if unknown:

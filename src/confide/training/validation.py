@@ -68,7 +68,7 @@ def outside(
             "the perplexities, which no certificate covers"
         )
     if not held:
-        raise BadInput("the validation corpus is empty: none of its files holds a row")
+        raise BadInput("the validation corpus is empty: none of its files holds a row; name another with --validation")
     return held
 
 

@@ -109,6 +109,7 @@ class Sums:
         return value.to(self._buffers[id(parameter)])
 
     def add_product(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
+        """Add left·right into a parameter's buffer."""
         if id(parameter) in self._untouched:
             self._untouched.remove(id(parameter))
             torch.mm(left, right, out=self._buffers[id(parameter)])
@@ -221,6 +222,7 @@ def pausing() -> Iterator[None]:
 
 
 def paused() -> bool:
+    """Whether a rule is running its module again (`pausing`)."""
     return _PAUSED
 
 
