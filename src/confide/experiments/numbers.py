@@ -79,7 +79,7 @@ def numbers(job: Job, bench: Bench, missed: float = 0.1) -> dict[str, Any]:
 
 def epochs(job: Job, bench: Bench, missed: float = 0.1) -> list[dict[str, Any]]:
     """The same after every epoch, as far as it was judged then: utility, and ε of the steps so far."""
-    folder, _ = _checked(job, bench)
+    folder, done = _checked(job, bench)
     about = _privacy(folder, missed)
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for line in (folder / EPOCHS).read_text(encoding="utf-8").splitlines():
@@ -89,7 +89,10 @@ def epochs(job: Job, bench: Bench, missed: float = 0.1) -> list[dict[str, Any]]:
         if spent and about:
             row |= about | _epsilons(folder, missed, spent)
         found[one["phase"], one["epoch"]] = row  # a resumed run may have judged an epoch twice
-    return list(found.values())
+    rows = list(found.values())
+    if rows:
+        rows[-1] |= done.get("published", {})  # it is of all steps
+    return rows
 
 
 def _checked(job: Job, bench: Bench) -> tuple[Path, dict[str, Any]]:
