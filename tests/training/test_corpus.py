@@ -4,6 +4,8 @@ import json
 import os
 import re
 import stat
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -29,6 +31,7 @@ from confide.training.corpus import (
     raw_turns,
     tokenise,
 )
+from confide.training.fillings import invented
 
 TEXTS = ["hello there, my name is bob", "call 555 123 now", "user: hi\nassistant: good day"] * 5
 CHATML = (
@@ -144,6 +147,50 @@ def test_an_overlong_record_loses_its_end():
 def test_masks_are_no_targets_if_they_are_ignored():
     found = one(Encoder(GPT2, 64, ignore_mask=True), f"call {MASK} now")
     assert np.array_equal(found.target, (found.ids != GPT2.mask_token_id) & (np.arange(len(found.ids)) > 0))
+
+
+FILLED = {"fillings": ("Ann Lee", "555")}
+
+
+def test_invented_values_stand_where_masks_were_and_are_tokenised_like_any_text(tokenizer):
+    encoder = Encoder(tokenizer, 64, **FILLED)
+    texts = {f"call {a}, or {b}" for a in FILLED["fillings"] for b in FILLED["fillings"]}
+    plain = {tuple(one(encoder, text, "raw").ids) for text in texts}
+    found = [one(encoder, f"call {MASK}, or {MASK}") for _ in range(200)]
+    assert {tuple(each.ids) for each in found} == plain  # all pairs: the masks of a record are filled independently
+    assert all(each.target[1:].all() for each in found)
+
+
+def test_what_fills_a_mask_is_drawn_for_each_record_even_if_records_are_alike():
+    encoder = Encoder(GPT2, 64, fillings=tuple(map(str, range(1000))))
+    found = encoder.encode([Example(f"call {MASK}", "screened")] * 100)
+    assert len({tuple(each.ids) for each in found}) > 80
+
+
+def test_what_fills_an_ignored_mask_is_no_target():
+    encoder = Encoder(GPT2, 64, ignore_mask=True, **FILLED)
+    bare = Encoder(GPT2, 64, ignore_mask=True)
+    for _ in range(20):
+        found, other = one(encoder, f"call {MASK} now"), one(bare, f"call {MASK} now")
+        assert GPT2.mask_token_id not in found.ids
+        assert np.array_equal(found.ids[found.target], other.ids[other.target])
+
+
+@pytest.mark.parametrize("view", ["raw", "anonymized", "segments"])
+def test_only_masks_of_screened_text_are_filled(view):
+    assert same(one(Encoder(GPT2, 64, **FILLED), "call 12 now", view), one(Encoder(GPT2, 64), "call 12 now", view))
+
+
+def test_a_copy_that_dedup_took_away_is_not_filled():
+    assert same(one(Encoder(GPT2, 64, **FILLED), MASK), one(Encoder(GPT2, 64), MASK))
+
+
+def test_the_invented_values_are_the_same_every_time_and_hold_no_mask():
+    code = "from confide.training.fillings import invented; print('|'.join(invented()))"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == "|".join(invented()) + "\n"
+    assert len(invented()) == 10_000
+    assert not any(MASK in value or "\n" in value or value != value.strip() for value in invented())
 
 
 @pytest.mark.parametrize("length", [4, 64])
@@ -471,10 +518,11 @@ def test_the_fingerprint_tells_everything_apart_that_decides_the_tokens(tmp_path
         fingerprint(screened, Source(("private",)), Encoder(GPT2, 64)),
         fingerprint(screened, Source(view="raw"), Encoder(GPT2, 64)),
         fingerprint(screened, Source(), Encoder(GPT2, 64, ignore_mask=True)),
+        fingerprint(screened, Source(), Encoder(GPT2, 64, **FILLED)),
         fingerprint(screened, Source(), Encoder(CHATTY, 64)),
         fingerprint(screened, Source(), Encoder(TOKENIZERS["llama"], 64)),
     }
-    assert len(names) == 7
+    assert len(names) == 8
 
 
 def test_bad_encoders_are_refused_in_clear_words():

@@ -13,6 +13,7 @@ from confide.dp import PrivateGradients
 from confide.records import MASK
 from confide.training import make_plan, steps
 from confide.training.building import new_model, new_tokenizer
+from confide.training.corpus import TokenFile
 from confide.training.loop import Work
 
 GPT = "gpt2-tiny:hidden_size=16,num_hidden_layers=1,num_attention_heads=2"
@@ -199,6 +200,20 @@ def test_masked_records_train_or_contribute_exactly_nothing(masked, outside, sma
     close(moved(start, run), true, 1e-3)
     adjacency = run.certificate["adjacency"]["name"]
     assert adjacency == ("zero-out" if choice == "drop" else "substitution")
+
+
+@pytest.mark.parametrize("method", ["crt", "redacted"])
+def test_filled_masks_change_what_is_learned_and_nothing_that_is_promised(masked, outside, small, trained, method):
+    choices = small(vocabulary_from=outside, method=method, learning_rate=0.01)
+    run = trained(masked[0], **choices, fill_masks=True)
+    tokens = [TokenFile.open(path.parent) for path in (run.folder / "screened").glob("*/header.json")]
+    assert tokens
+    assert not any(run.tokenizer().mask_token_id in record.ids for file in tokens for record in file)
+    if method == "crt":
+        told = make_plan(masked[0], **choices).certificate()
+        assert [one["epsilon"] for one in run.certificate["guarantees"]] == [
+            one["epsilon"] for one in told["guarantees"]
+        ]
 
 
 def test_records_that_are_all_masked_and_dropped_move_nothing(screen_texts, outside, trained, silent, small):

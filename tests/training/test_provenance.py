@@ -69,6 +69,8 @@ def test_a_ledger_that_was_cut_is_not_gone_on_with_though_no_checkpoint_tells(co
         ({"method": "jft", "ignore_mask": True}, "--ignore-mask changes nothing for jft"),
         ({"method": "sdp", "segments": 3}, "--segments changes nothing for sdp --variant sound"),
         ({"method": "plain", "ignore_mask": True}, "--ignore-mask changes nothing for plain"),
+        ({"method": "dpsgd", "fill_masks": True}, "--fill-masks changes nothing for dpsgd"),
+        ({"fill_masks": True, "mask_records": "drop"}, "--mask-records drop leaves out"),
         ({"dropout": 1.0}, "--dropout must be below 1"),
         ({"lora": 4, "model": "lstm:hidden_size=16"}, "the LSTM has none"),
     ],

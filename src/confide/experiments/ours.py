@@ -29,7 +29,9 @@ TRADE_OFF = Study(
         Row("plain, dialogues", ORIGINAL, "lstm", "plain", {**WHOLE, "missed": 0.1}, swept=False, size="large"),
         Row("redacted, dialogues", ORIGINAL, "lstm", "redacted", {**WHOLE, "missed": 0.1}, swept=False, size="large"),
         Row("crt, dialogues", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"ignore_mask": True}, start="public lines", size="large"),
+        Row("crt, dialogues, masks filled", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"fill_masks": True}, start="public lines", size="large"),
         Row("crt, turns", ORIGINAL, "lstm", "crt", {"unit": "turn", "missed": 0.1}, size="large"),
+        Row("crt, turns, masks filled", ORIGINAL, "lstm", "crt", {"unit": "turn", "missed": 0.1}, {"fill_masks": True}, size="large"),
         Row("jft, dialogues (caught secrets)", ORIGINAL, "lstm", "jft", {**WHOLE, "missed": 0.1}, size="large"),
         Row("dpsgd, dialogues", ORIGINAL, "lstm", "dpsgd", {**WHOLE, "missed": 0.1}, size="large"),
         Row("dpsgd, turns", ORIGINAL, "lstm", "dpsgd", {"unit": "turn", "dedup": "off", "missed": 0.1}, size="large"),
@@ -84,6 +86,7 @@ HEADLINE = Study(
     "S-DP reports 10.42 at ε 2.74, which is not sound: hidden states that carry secrets are released besides (errata.md).",
     (
         Row("crt, dialogues", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74, "ignore_mask": True}, start="public lines", size="all"),
+        Row("crt, dialogues, masks filled", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74, "fill_masks": True}, start="public lines", size="all"),
         Row("crt, dialogues, ε = 8", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"epsilon": 8, "ignore_mask": True}, start="public lines", size="all"),
         Row("jft, dialogues (caught secrets)", ORIGINAL, "lstm", "jft", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74}, size="all"),
         Row("dpsgd, dialogues", ORIGINAL, "lstm", "dpsgd", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74}, size="all"),

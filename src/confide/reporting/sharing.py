@@ -21,7 +21,7 @@ OPTIONS = (
     "model", "method", "task", "vocabulary_size", "from_scratch", "lora", "max_length", "epochs", "batch_size", "private_batch_size",
     "microbatch", "optimizer", "learning_rate", "private_learning_rate", "schedule", "private_schedule", "warmup", "momentum",
     "weight_decay", "dropout", "public_clip", "epsilon", "delta", "noise", "clip_norm", "clipping", "reduction", "ratio", "order",
-    "mask_records", "ignore_mask", "assistant_only", "variant", "segments", "state_noise", "state_clip", "phase1", "phase1_epochs",
+    "mask_records", "ignore_mask", "fill_masks", "assistant_only", "variant", "segments", "state_noise", "state_clip", "phase1", "phase1_epochs",
     "phase1_noise", "tuning_runs", "validate_on", "validation_share", "keep", "precision",
 )  # fmt: skip
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")

@@ -12,6 +12,7 @@ def phases(options: Options) -> tuple[Phase, ...]:
 
     *Formal guarantees.* Noiseless steps read the public part alone, which is the same whatever a flagged secret was
     (guarantees §3). Private records are read as screened; the columns with raw text are never opened. With
+    `fill_masks` an invented value that knows nothing of the record stands where a mask was (`Encoder.encode`). With
     `mask_records="drop"` a record that holds a mask keeps its slot and has no target, so that it contributes nothing:
     masking a secret then turns its record's gradient to zero (guarantees §1c).
     """
@@ -22,6 +23,7 @@ def phases(options: Options) -> tuple[Phase, ...]:
             public=Source(("public",), "screened"),
             private=Source(("private",), "screened"),
             ignore_mask=options.ignore_mask,
+            fill_masks=options.fill_masks,
             drop_masked=options.mask_records == "drop",
         ),
     )

@@ -6,6 +6,7 @@ The encoder holds public parameters only, and what it makes of a record depends 
 from __future__ import annotations
 
 import re
+import secrets as entropy
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,8 +68,9 @@ def _roles(example: Example) -> tuple[str, ...]:
 class Encoder:
     """How records become tokens.
 
-    `ignore_mask`: masks are no targets. `drop_masked`: a record that holds a mask has no target at all and no class
-    (guarantees §1c). `assistant_only`: of a chat, only what the assistant says and the end of its turn are targets.
+    `ignore_mask`: masks are no targets. `fillings`: one of them, drawn at random, stands in place of each mask, but for a
+    record that is nothing but a mask; with `ignore_mask` it is no target either. `drop_masked`: a record that holds a mask
+    has no target at all and no class (guarantees §1c). `assistant_only`: of a chat, only what the assistant says and the end of its turn are targets.
     `chat` "auto": a record with roles goes through the tokenizer's template if there is one. `placeholders`: the token
     of each type of finding. `classes`: the labels by their number; they are public, and never read off the corpus.
     """
@@ -77,6 +79,7 @@ class Encoder:
     max_length: int
     task: Literal["causal", "classify"] = "causal"
     ignore_mask: bool = False
+    fillings: tuple[str, ...] = ()
     drop_masked: bool = False
     assistant_only: bool = False
     chat: Literal["auto", "never"] = "auto"
@@ -138,8 +141,12 @@ class Encoder:
         """The tokens of each example, in order.
 
         *Formal guarantees.* What becomes of an example depends on that example and the public parameters alone, not on
-        what is encoded beside it. Special tokens are never parsed out of a record's text. One mask in screened text is
-        one mask token, and no other text becomes one. With `drop_masked`, a record whose screened text holds a mask has
+        what is encoded beside it. With `fillings` it depends on coins besides, drawn afresh for every mask from the operating
+        system's entropy. Equal screened records get draws from one distribution, independent of all else: if two corpora differ
+        in k screened records, their encodings can be coupled so that they differ in at most k, and a record that is the same
+        whether a secret or `<MASK>` stood there is encoded with the same probabilities. What holds for each outcome of the coins
+        holds for their mixture (guarantees §2a). Special tokens are never parsed out of a record's text. One mask in screened
+        text is one mask token, unless it is filled, and no other text becomes one. With `drop_masked`, a record whose screened text holds a mask has
         no target wherever the mask lies, also behind the place where the record is cut (guarantees §1c). In the view
         "segments" the text is cut where findings begin and end and every segment is tokenised by itself: a merge of
         characters across a border would make a public token depend on private characters, and S-DP's neighbours, which
@@ -236,10 +243,7 @@ class Encoder:
         """The part of a text between two places, cut as its view wants it."""
         text = example.text
         if example.view == "screened":
-            for i, piece in enumerate(text[low:high].split(MASK)):
-                if i:
-                    yield Segment("", self.tokenizer.mask_token_id, target=target and not self.ignore_mask)
-                yield Segment(piece, target=target)
+            yield from self._masked(text[low:high].split(MASK), target, bool(self.fillings) and text.strip() != MASK)
         elif example.view == "raw":
             yield Segment(text[low:high], target=target)
         else:
@@ -254,6 +258,20 @@ class Encoder:
                         yield Segment("", self._placeholder(example, start, end), target=target)
                     place = end
             yield Segment(text[place:high], target=target)
+
+    def _masked(self, pieces: Sequence[str], target: bool, filled: bool) -> Iterator[Segment]:
+        """The pieces of a text between its masks, and what stands for these."""
+        if filled and not self.ignore_mask:  # of one piece, so that it is tokenised like any text
+            yield Segment(
+                pieces[0] + "".join(entropy.choice(self.fillings) + piece for piece in pieces[1:]), target=target
+            )
+            return
+        for i, piece in enumerate(pieces):
+            if i and filled:
+                yield Segment(entropy.choice(self.fillings), target=False)
+            elif i:
+                yield Segment("", self.tokenizer.mask_token_id, target=target and not self.ignore_mask)
+            yield Segment(piece, target=target)
 
     def _placeholder(self, example: Example, start: int, end: int) -> int:
         kind = min(finding for finding in example.findings if finding.start < end and finding.end > start).type

@@ -29,11 +29,14 @@ MOST = 500.0  # target of a calibration
 NO_MODEL = "name a model with --model: lstm, gpt2-tiny, a folder, or a name on the model hub"
 PRIVATE = ("crt", "dpsgd", "sdp", "jft")  # methods that add noise, and can be certified
 IDLE = {  # options that change nothing for a method
-    "dpsgd": ("ignore_mask", "order", "ratio"),
-    "jft": ("ignore_mask", "ratio"),
-    "sdp": ("ignore_mask",),
-    "plain": ("ignore_mask", "ratio"),
-    "anonymized": ("ignore_mask", "ratio"),
+    "dpsgd": ("ignore_mask", "fill_masks", "order", "ratio"),
+    "jft": ("ignore_mask", "fill_masks", "ratio"),
+    "sdp": (
+        "ignore_mask",
+        "fill_masks",
+    ),
+    "plain": ("ignore_mask", "fill_masks", "ratio"),
+    "anonymized": ("ignore_mask", "fill_masks", "ratio"),
     "redacted": ("ratio",),
 }
 OWN = {  # options that mean something to one method only
@@ -84,6 +87,7 @@ HELP: dict[str, str] = {
     "order": "public-first, private-first or alternate, in each epoch.",
     "mask_records": "train, or drop: records with a mask contribute nothing, for a smaller epsilon.",
     "ignore_mask": "Masks are no targets of the loss.",
+    "fill_masks": "An invented name, number or address in place of each mask.",
     "assistant_only": "Of chats, only what the assistant says is a target.",
     "variant": "Of sdp: sound, or paper.",
     "segments": "sdp as in the paper: private segments of a record at most.",
@@ -147,6 +151,7 @@ class Options:
     order: str = "public-first"
     mask_records: str = "train"
     ignore_mask: bool = False
+    fill_masks: bool = False
     assistant_only: bool = False
     variant: str = "sound"
     segments: int = 8
@@ -256,6 +261,10 @@ class Options:
         if self.method != "crt" and self.mask_records == "drop":
             raise BadInput(
                 f"--mask-records drop is proven for crt, and changes nothing for {self.method}; leave it out"
+            )
+        if self.fill_masks and self.mask_records == "drop":
+            raise BadInput(
+                "--fill-masks trains on records with a mask, which --mask-records drop leaves out; give one of the two"
             )
         if self.validate_on == "all" and self.validation is None:
             raise BadInput("--validate-on all needs outside text: name it with --validation")

@@ -24,6 +24,7 @@ class Phase:
     by_hand: bool = False  # `public` is a subset that people have screened
     whole_segments: bool = False  # sdp as in the paper: public and private segments stay one record
     ignore_mask: bool = False
+    fill_masks: bool = False
     drop_masked: bool = False
 
 

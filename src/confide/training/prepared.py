@@ -18,6 +18,7 @@ from ..rundir import Lock
 from . import byhand, processes, sdp
 from .building import DEFAULT_LENGTH
 from .corpus import Encoder, Example, Source, TokenFile, fingerprint, tokenise
+from .fillings import invented
 from .holdout import split_rows
 from .phases import Phase
 from .planning import TrainingPlan
@@ -104,6 +105,7 @@ class Prepared:
             max_length=self.max_length,
             task=options.task,  # type: ignore[arg-type]
             ignore_mask=phase is not None and phase.ignore_mask,
+            fillings=invented() if phase is not None and phase.fill_masks else (),
             drop_masked=phase is not None and phase.drop_masked,
             assistant_only=options.assistant_only,
             placeholders=self.placeholders,

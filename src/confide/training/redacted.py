@@ -10,4 +10,13 @@ from .phases import BOTH, Phase
 def phases(options: Options) -> tuple[Phase, ...]:
     """One phase without noise on every record as screened."""
     source = Source(BOTH, "screened")
-    return (Phase("train", options.epochs, public=source, secrets_in_public=True, ignore_mask=options.ignore_mask),)
+    return (
+        Phase(
+            "train",
+            options.epochs,
+            public=source,
+            secrets_in_public=True,
+            ignore_mask=options.ignore_mask,
+            fill_masks=options.fill_masks,
+        ),
+    )
