@@ -145,7 +145,7 @@ class Encoder:
         system's entropy. Equal screened records get draws from one distribution, independent of all else: if two corpora differ
         in k screened records, their encodings can be coupled so that they differ in at most k, and a record that is the same
         whether a secret or `<MASK>` stood there is encoded with the same probabilities. What holds for each outcome of the coins
-        holds for their mixture (guarantees §2a). Special tokens are never parsed out of a record's text. One mask in screened
+        holds for their mixture (guarantees §2). Special tokens are never parsed out of a record's text. One mask in screened
         text is one mask token, unless it is filled, and no other text becomes one. With `drop_masked`, a record whose screened text holds a mask has
         no target wherever the mask lies, also behind the place where the record is cut (guarantees §1c). In the view
         "segments" the text is cut where findings begin and end and every segment is tokenised by itself: a merge of
