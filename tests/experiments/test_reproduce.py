@@ -15,10 +15,12 @@ from confide.accounting.guarantees import up
 from confide.accounting.papers import crt_bayesian_epsilon
 from confide.errors import BadInput, Contradiction
 from confide.experiments import reproduce as module
+from confide.experiments.claims import holds
 from confide.experiments.jobs import FINISHED, KEPT, PRIVATE_LINE, Bench, Job, judge, skeletons
 from confide.experiments.numbers import COLUMNS, numbers, of_another_run
+from confide.experiments.pages import section, table
 from confide.experiments.reproduce import STUDIES, chosen, command, make_all, render
-from confide.experiments.results import Point, Result, as_csv, collect, holds, left_of, section, table
+from confide.experiments.results import Point, Result, as_csv, collect, left_of
 from confide.experiments.scales import SCALES
 from confide.experiments.study import Check, Study, Sweep, jobs
 from confide.models import load_trained
@@ -468,7 +470,7 @@ def test_after_every_epoch_epsilon_is_that_of_the_steps_so_far(bench):
 def test_a_run_may_start_from_a_model_of_the_public_lines(bench):
     study = replace(small("headline", "crt"), published=())
     make_all([study], SMOKE, bench)
-    one, _ = jobs(study, SMOKE)
+    one, *_ = jobs(study, SMOKE)
     assert one.job.start is not None
     assert bench.finished(one.job.start) is not None
     result = collect(study, SMOKE, bench)

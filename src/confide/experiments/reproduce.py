@@ -17,8 +17,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..accounting.events import check_count
 from ..errors import BadInput
 from . import crt, jft, ours, sdp
+from .figures import draw_study
 from .jobs import Bench, Job, make
-from .results import Result, as_csv, collect, draw_study, left_of, overview, section
+from .pages import overview, section
+from .results import Result, as_csv, collect, left_of
 from .scales import MULTIWOZ, ORIGINAL, SCALES, SIMULATED, SMALL, Scale
 from .study import Row, Study, jobs
 
