@@ -31,10 +31,7 @@ PRIVATE = ("crt", "dpsgd", "sdp", "jft")  # methods that add noise, and can be c
 IDLE = {  # options that change nothing for a method
     "dpsgd": ("ignore_mask", "fill_masks", "order", "ratio"),
     "jft": ("ignore_mask", "fill_masks", "ratio"),
-    "sdp": (
-        "ignore_mask",
-        "fill_masks",
-    ),
+    "sdp": ("ignore_mask", "fill_masks"),
     "plain": ("ignore_mask", "fill_masks", "ratio"),
     "anonymized": ("ignore_mask", "fill_masks", "ratio"),
     "redacted": ("ratio",),
