@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from confide.errors import BadInput
-from confide.experiments import corpora
+from confide.experiments import corpora, published
 from confide.experiments.corpora import CORPORA, write
 from confide.records import Fields
 from confide.screening import screen
@@ -192,7 +192,7 @@ def test_glue_tests_on_dev_and_validates_on_the_end_of_train(read, name, text, l
 
 
 def test_glue_holds_out_a_fixed_number_of_many_rows(read, monkeypatch):
-    monkeypatch.setattr(corpora, "HELD_OUT", 2)
+    monkeypatch.setattr(published, "HELD_OUT", 2)
     assert len(read("sst2")["valid"]) == 2
 
 
