@@ -183,6 +183,19 @@ def test_a_second_writer_is_refused(tmp_path):
     LedgerWriter.resume(path).close()
 
 
+def test_a_ledger_that_was_refused_is_not_locked(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    write(path)
+    whole = path.read_bytes()
+    with open(path, "r+b") as file:  # the same file, which keeps its lock whatever it holds
+        file.write(b"[")
+    with pytest.raises(ConfideError):
+        LedgerWriter.resume(path)
+    with open(path, "r+b") as file:
+        file.write(whole)
+    LedgerWriter.resume(path).close()
+
+
 def test_the_file_is_private_to_its_owner(tmp_path):
     path = tmp_path / "ledger.jsonl"
     old = os.umask(0)

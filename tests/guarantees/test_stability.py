@@ -299,6 +299,14 @@ def test_masking_all_copies_of_a_unit_changes_at_most_k_repeated_records(units, 
     assert attained or (dedup, units) == ("exact", 2)  # there the bound for one occurrence is the larger one
 
 
+@pytest.mark.parametrize(("beyond", "k"), [({"changed_units": 2}, 5), ({"group_records": 2}, 6)])
+def test_every_copy_counts_where_the_policy_looks_beyond_a_unit(beyond, k):
+    facts = {"method": "crt", "unit": "turn", "policy": "p", "conservative": "everything", "private_records": 9}
+    setting = Setting(**facts, clipping_norm=1.0, dedup="exact", units_per_record="several", **beyond)
+    assert [setting.k_repeated(copies) for copies in (1, 4)] == [k, 4 * k]
+    assert f"k={k}r: every copy counts" in setting.repeats
+
+
 def test_dedup_that_keeps_two_copies_lets_two_records_change(screened):
     texts = ["code x"] * 5
     options = {"dedup": "exact", "max_copies": 2}
