@@ -284,8 +284,10 @@ def test_whole_documents_go_one_way_with_group_context(tmp_path):
 
 @pytest.mark.parametrize(("words", "k"), [(None, 1), (2, 3)])
 def test_a_document_that_is_cut_by_its_words_counts_all_its_parts_with_group_context(tmp_path, words, k):
-    (tmp_path / "c.jsonl").write_text(json.dumps({"text": "one two three four five"}) + "\n")
-    found = screen(str(tmp_path / "c.jsonl"), "digits", tmp_path / "out", context="group", max_words=words)
+    (tmp_path / "c.jsonl").write_text(json.dumps({"text": "One two. Three four. Five six."}) + "\n")
+    found = screen(
+        str(tmp_path / "c.jsonl"), "digits", tmp_path / "out", unit="document", context="group", max_words=words
+    )
     assert found.manifest["k"]["missed"] == k
 
 
