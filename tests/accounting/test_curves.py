@@ -174,6 +174,12 @@ def test_the_rounding_allowance_covers_the_true_error():
     assert allowance < 1e-8
 
 
+def test_rounding_allowances_of_different_steps_add_up():
+    laws = [(discretise(substitution_pair(1, 0.01, noise), 2**-11, 1e-20), 2000) for noise in (1.0, 2.0)]
+    alone = [curves_module._compose([law])[1] for law in laws]
+    assert curves_module._compose(laws)[1] > sum(alone) > max(alone)
+
+
 def test_the_tail_cut_off_is_far_below_delta_over_a_hundred_steps(monkeypatch):
     """Observed, not re-derived: what each curve really cuts off a step."""
     cuts = []

@@ -317,6 +317,12 @@ def test_events_that_make_no_sense_are_refused(plain):
         from_plain(plain)
 
 
+def test_rates_down_to_one_in_a_billion_are_taken():
+    assert PoissonGaussian(1e-9, 1.0, 1).sampling_rate == 1e-9
+    with pytest.raises(BadInput, match="sampling rate"):
+        PoissonGaussian(9e-10, 1.0, 1)
+
+
 def test_an_unreadable_ledger_is_explained(tmp_path):
     with pytest.raises(BadInput, match="No such file"):
         read_ledger(tmp_path / "none.jsonl")

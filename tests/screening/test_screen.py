@@ -254,6 +254,16 @@ def test_documents_of_many_records_are_screened_and_refused_a_certificate(tmp_pa
         refuse_unsound(screened.setting(method="crt", clipping_norm=1.0), 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("skip_bad", "reason"), [(False, "the file holds no rows"), (True, "no row of it could be used")]
+)
+def test_a_corpus_without_a_row_is_refused(tmp_path, skip_bad, reason):
+    (tmp_path / "c.jsonl").write_text("\n")
+    with pytest.raises(BadInput, match=reason):
+        screen(str(tmp_path / "c.jsonl"), "digits", tmp_path / "out", skip_bad=skip_bad)
+    assert not list(tmp_path.glob("out*"))
+
+
 def test_a_given_key_is_not_taken_for_a_secret_one(corpus, tmp_path):
     assert (
         screen(str(corpus), "digits", tmp_path / "a", dedup="bloom", key=KEY).manifest["certificate"]["bloom_keyed"]
@@ -320,6 +330,8 @@ def test_bad_rows_stop_everything_or_are_counted(tmp_path, lines, reason):
         ({"canaries": "none"}, "neither a preset"),
         ({"canaries": "number=x"}, "number is a whole number"),
         ({"canaries": "format=no slot"}, "one slot"),
+        ({"canaries": "format={digits:41}"}, "1 to 40 signs"),
+        ({"canaries": "number=10000,copies=10000"}, "ten million together"),
         ({"bloom_delta": 0.0}, "--bloom-delta"),
         ({"canaries": ","}, "name a preset"),
         ({"canaries": "number=1,secret=<MASK>"}, "fits the slot"),
