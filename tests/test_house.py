@@ -32,11 +32,12 @@ BELOW = {
     "purging": ["screening"],
     "generation": ["models"],
     "calculator": ["accounting"],
-    "terminal": ["accounting", "screening", "purging"],
+    "wording": ["accounting"],
+    "terminal": ["accounting", "wording", "screening", "purging"],
     "review": ["records", "policies", "accounting", "screening"],
     "training": ["records", "readers", "splitting", "policies", "accounting", "dp", "models", "screening", "review", "purging"],
     "attacks": ["records", "policies", "accounting", "dp", "models", "screening", "generation", "terminal", "training"],
-    "reporting": ["policies", "accounting", "screening", "training", "purging"],
+    "reporting": ["wording", "policies", "accounting", "screening", "training", "purging"],
     "config": ["records", "models", "screening", "training", "attacks"],
 }  # fmt: skip
 ABOVE = {

@@ -12,15 +12,11 @@ from rich.table import Table
 
 from .accounting.guarantees import many, percent, up
 from .errors import printable
+from .wording import epsilon
 
 if TYPE_CHECKING:
     from .purging import Purge
     from .screening import Screened
-
-
-def epsilon_text(value: float | None) -> str:
-    """ε for people: rounded up, or the words that there is none."""
-    return "no finite bound" if value is None else up(value)
 
 
 def say(console: Console, text: str, indent: int = 0) -> None:
@@ -45,7 +41,7 @@ def show_epsilon(console: Console, found: dict[str, Any]) -> None:
         if "curve_evaluations" not in found:
             what = f"[bold]{many(found['steps'], 'step')}[/] ({found['epochs']:.4g} epochs) meet{'s' if found['steps'] == 1 else ''}"
         say(console, f"{what} the target: {found['target']} at most {found['target_epsilon']:g}")
-    say(console, f"[bold]epsilon = {epsilon_text(found['epsilon'])}[/] at delta = {found['delta']:g}")
+    say(console, f"[bold]epsilon = {epsilon(found['epsilon'])}[/] at delta = {found['delta']:g}")
     _show_facts(console, found)
     if found.get("add_remove_epsilon") is not None:
         other = up(found["add_remove_epsilon"])
@@ -117,7 +113,7 @@ def _show_bayesian(console: Console, bayesian: dict[str, Any]) -> None:
             "if they are independent draws of occurrences from the corpus, their number fixed beforehand",
         ),
     ):
-        say(console, f"[bold]epsilon = {epsilon_text(bayesian[key])}[/] {text}", indent=2)
+        say(console, f"[bold]epsilon = {epsilon(bayesian[key])}[/] {text}", indent=2)
     say(console, "Labels from reviewed records, several to a record or until the number looks good, need another bound "
         "(`review_bound`).", indent=2)  # fmt: skip
 
@@ -164,7 +160,7 @@ def show_certificate(console: Console, certificate: dict[str, Any]) -> None:
     for guarantee in certificate["guarantees"]:
         if guarantee["name"] == "group":
             continue
-        value = epsilon_text(guarantee["epsilon"])
+        value = epsilon(guarantee["epsilon"])
         at = f"epsilon {value} at delta {guarantee['delta']:.3g}" if guarantee["epsilon"] is not None else value
         console.print(f"[bold]{inert(guarantee['name'])}[/]: {at}", highlight=False)
         say(console, inert(guarantee["sentence"]), indent=2)
@@ -302,7 +298,7 @@ def show_plan(console: Console, found: dict[str, Any], brief: bool = False) -> N
     console.print()
     if "certificate" in found and brief:
         first = found["certificate"]["guarantees"][0]
-        at = f"epsilon {epsilon_text(first['epsilon'])} at delta {first['delta']:.3g}"
+        at = f"epsilon {epsilon(first['epsilon'])} at delta {first['delta']:.3g}"
         say(console, f"It will promise {at} ({first['name']}); what that means is said below, with the certificate.")
     elif "certificate" in found:
         show_certificate(console, found["certificate"])

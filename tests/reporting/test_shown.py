@@ -13,7 +13,7 @@ from confide.accounting.guarantees import Accounts
 from confide.reporting import compare, figures, flow, report
 from confide.reporting.drawing import draw
 from confide.reporting.gather import gather
-from confide.reporting.wording import chances, odds
+from confide.wording import chances, odds
 
 
 @pytest.fixture

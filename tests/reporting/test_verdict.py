@@ -11,7 +11,7 @@ from confide.reporting import report
 from confide.reporting.card import card
 from confide.reporting.gather import gather, siblings
 from confide.reporting.sharing import shareable as shared
-from confide.reporting.wording import share_up
+from confide.wording import share_up
 
 HOLDS = "The certificate holds"
 pytestmark = pytest.mark.usefixtures("undrawn")

@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..accounting.guarantees import down
+from ..wording import between, epsilon, number, rounded_up, share, share_up
 from .reading import NUMBER, UNREADABLE
-from .wording import between, epsilon, number, rounded_up, share, share_up
 
 AUDITS = (("black_box", "the model"), ("white_box", "the engine that made it"))
 

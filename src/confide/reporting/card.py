@@ -10,9 +10,9 @@ import yaml
 
 from ..accounting.guarantees import down
 from ..errors import ConfideError, printable
+from ..wording import METHODS, SELECTIVE, TITLES, epsilon, small, utility
 from .attack_lines import audits, lines
 from .gather import Found
-from .wording import METHODS, SELECTIVE, TITLES, epsilon, small, utility
 
 CERTIFICATE = "certificate-shareable.json"  # the run's, without evidence
 _SIGNS = re.compile(r"([\\`*_{}\[\]<>#|!~$&])")

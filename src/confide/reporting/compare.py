@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..accounting.guarantees import down
+from ..wording import SELECTIVE, epsilon, number, share, utility
 from .attack_lines import Attack, audits, lines, strongest
 from .drawing import SERIES, Chart, draw, plain_log
 from .gather import Found, differing
-from .wording import SELECTIVE, epsilon, number, share, utility
 
 MARKERS = "osD^vPX*"
 

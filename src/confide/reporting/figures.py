@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ..wording import epsilon, number, share, share_up, small
 from .attack_figures import attack_charts, forbidden, rates
 from .drawing import BLUE, GREEN, INK, MUTED, ORANGE, RED, Chart, draw, plain_log
 from .flow import flow
 from .gather import Found
-from .wording import epsilon, number, share, share_up, small
 
 MOST_BARS = 25
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ..wording import share
 from .drawing import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, SKY, Chart, draw
-from .wording import share
 
 GAP, WIDTH = 0.08, 0.035
 MIDDLE, RIGHT = 0.42, 0.86

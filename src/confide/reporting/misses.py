@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..accounting.guarantees import many
-from .wording import share, share_up
+from ..wording import share, share_up
 
 
 def public_misses(review: Mapping[str, Any] | None, options: Mapping[str, Any]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__
+from .. import __version__, wording
 from ..accounting import issue, read_ledger
 from ..accounting import write as write_certificate
 from ..accounting.guarantees import down
@@ -17,7 +17,6 @@ from ..errors import BadInput, ConfideError, printable
 from ..plain_yaml import CONFIG
 from ..rundir import locked
 from ..screening.output import write_private
-from . import wording
 from .attack_lines import audits, lines, strongest
 from .card import CERTIFICATE, write_card
 from .commands import command, reference

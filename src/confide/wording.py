@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..accounting.guarantees import up
+from .accounting.guarantees import up
 
 TITLES = {
     "per-secret": "One secret, in one record",
