@@ -36,8 +36,8 @@ BELOW = {
     "terminal": ["accounting", "wording", "screening", "purging"],
     "review": ["records", "policies", "accounting", "screening"],
     "training": ["records", "readers", "splitting", "policies", "accounting", "dp", "models", "screening", "review", "purging"],
-    "attacks": ["records", "policies", "accounting", "dp", "models", "screening", "generation", "terminal", "training"],
-    "reporting": ["wording", "policies", "accounting", "screening", "training", "purging"],
+    "attacks": ["records", "policies", "accounting", "dp", "models", "screening", "generation", "terminal", "training", "wording"],
+    "reporting": ["wording", "policies", "accounting", "screening", "training", "purging", "attacks"],
     "config": ["records", "models", "screening", "training", "attacks"],
 }  # fmt: skip
 ABOVE = {

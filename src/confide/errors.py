@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+# What is raised by looking into data of another shape than expected
+UNREADABLE = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError)
+
 # Not printable to Python, but part of ordinary text: line ends, tabs, wide and narrow spaces, joiners of words and emoji
 _HARMLESS = "\n\t\u00a0\u2002\u2003\u2007\u2009\u202f\u3000\u200c\u200d"
 

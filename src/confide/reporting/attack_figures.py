@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import UNREADABLE
 from ..wording import number, share, share_up
 from .drawing import BLUE, GREEN, INK, MUTED, ORANGE, RED, SERIES, Chart, draw
-from .reading import UNREADABLE
 
 ROC_ROWS = 12
 LEAST_RATE = 1e-3

@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from ..accounting.guarantees import down
+from ..attacks.lines import audits, lines
 from ..errors import ConfideError, printable
 from ..wording import METHODS, SELECTIVE, TITLES, epsilon, small, utility
-from .attack_lines import audits, lines
 from .gather import Found
 
 CERTIFICATE = "certificate-shareable.json"  # the run's, without evidence

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..accounting.guarantees import down
+from ..attacks.lines import Attack, audits, lines, strongest
 from ..wording import SELECTIVE, epsilon, number, share, utility
-from .attack_lines import Attack, audits, lines, strongest
 from .drawing import SERIES, Chart, draw, plain_log
 from .gather import Found, differing
 

@@ -13,11 +13,11 @@ from .. import __version__, wording
 from ..accounting import issue, read_ledger
 from ..accounting import write as write_certificate
 from ..accounting.guarantees import down
+from ..attacks.lines import audits, lines, strongest
 from ..errors import BadInput, ConfideError, printable
 from ..plain_yaml import CONFIG
 from ..rundir import locked
 from ..screening.output import write_private
-from .attack_lines import audits, lines, strongest
 from .card import CERTIFICATE, write_card
 from .commands import command, reference
 from .edges import EDGES, GLOSSARY

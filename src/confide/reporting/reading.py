@@ -11,16 +11,9 @@ from typing import Any
 from ..accounting import Ledger, Review, Setting, read_ledger
 from ..accounting.guarantees import Accounts
 from ..accounting.missrate import states_its_counts
-from ..errors import BadInput, ConfideError
+from ..errors import UNREADABLE, BadInput, ConfideError
 from ..plain_yaml import CONFIG, run_config
 
-UNREADABLE = (
-    LookupError,
-    TypeError,
-    AttributeError,
-    ValueError,
-    ArithmeticError,
-)  # what a part of another shape raises
 ATTACKS = ("exposure", "membership", "extraction", "inference", "reconstruction", "audit")
 NUMBER = (int, float)
 

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 from ..accounting import Setting, verify
 from ..accounting.guarantees import down, up
-from ..errors import ConfideError
+from ..errors import UNREADABLE, ConfideError
 from ..training.options import PRIVATE
-from .reading import UNREADABLE
 
 OTHER_CERTIFICATE = "the certificate that was attacked is not the present one, or does not hold"
 

@@ -1,7 +1,7 @@
 """Attacks in lines: what attacks.json holds in; a line for each attack beside chance and ceiling, and the strongest of them, out.
 
-A part whose shape is not the expected one (another confide wrote it) becomes a remark, never an error. `certified` is
-that of the verified certificate (`verdict.held_against`).
+A part whose shape is not the expected one (another confide wrote it) becomes a remark, never an error. In reports,
+`certified` is that of the verified certificate (`verdict.held_against`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..accounting.guarantees import down
+from ..errors import UNREADABLE
 from ..wording import between, epsilon, number, rounded_up, share, share_up
-from .reading import NUMBER, UNREADABLE
 
 AUDITS = (("black_box", "the model"), ("white_box", "the engine that made it"))
+NOT_READ = "cannot be read, since another confide wrote it; run confide attack again"
 
 
 class Attack(NamedTuple):
@@ -30,6 +31,7 @@ class Attack(NamedTuple):
     chance: str
     ceiling: str
     advantage: float | None = None  # 0: chance, 1: everything; None: does not compete for the strongest
+    chance_interval: str = ""
 
     @property
     def name(self) -> str:
@@ -39,19 +41,23 @@ class Attack(NamedTuple):
     def reached(self) -> str:
         return f"{self.measured} ({self.interval})" if self.interval else self.measured
 
+    @property
+    def expected(self) -> str:
+        return f"{self.chance} ({self.chance_interval})" if self.chance_interval else self.chance
+
 
 def lines(attacks: Mapping[str, Any] | None) -> tuple[list[Attack], list[tuple[str, str]]]:
     """A line for each attack, and what was not done and why."""
     rows: list[Attack] = []
     left: list[tuple[str, str]] = []
     for name, part in (attacks or {}).items():
-        if name in _LINES and isinstance(part, dict):
+        if name in _LINES:
             try:
                 made = [] if "skipped" in part else list(_LINES[name](part))
                 rows += made
                 left += _left(name, part)
             except UNREADABLE:
-                left.append((name, "cannot be read, since another confide wrote it; run confide attack again"))
+                left.append((name, NOT_READ))
     return rows, left
 
 
@@ -68,7 +74,7 @@ def audits(attacks: Mapping[str, Any] | None) -> list[tuple[str, dict[str, Any]]
     for name, what in AUDITS:
         with suppress(*UNREADABLE):
             part = parts[name]
-            if not all(isinstance(part[of], NUMBER) for of in ("lower_bound", "reach", "confidence")):
+            if not all(isinstance(part[of], (int, float)) for of in ("lower_bound", "reach", "confidence")):
                 continue
             found.append((what, {"certified": None, **part}))
     return found
@@ -77,7 +83,8 @@ def audits(attacks: Mapping[str, Any] | None) -> list[tuple[str, dict[str, Any]]
 def _exposure(part: Mapping[str, Any]) -> Iterator[Attack]:
     several, ceiling, bits = part["number"] > 1, part.get("ceiling"), part["bits"]
     copies = "" if part.get("copies", 1) == 1 else f", {part['copies']} copies each"
-    planted = f"{part['number']:,} planted secret{'s' if several else ''}{copies}"
+    sampled = "" if part.get("way", "exact") == "exact" else ", sampled"
+    planted = f"{part['number']:,} planted secret{'s' if several else ''}{copies}{sampled}"
     for key in ("mean", "max") if several else ("max",):
         value, chance = part[key], part["chance"][key]
         most = f"{rounded_up(ceiling[key])} bits{' on average' if key == 'max' else ''}" if ceiling else _none(part)
@@ -91,6 +98,7 @@ def _exposure(part: Mapping[str, Any]) -> Iterator[Attack]:
             f"{number(chance)} bits",
             most,
             (value - chance) / max(1e-9, bits - chance) if competes else None,
+            between(*(part["chance"].get(f"{key}_interval") or (None, None))),
         )
 
 
@@ -135,13 +143,15 @@ def _game(title: str, detail: str, part: Mapping[str, Any]) -> Iterator[Attack]:
         gained = (mine["rate"] - control["rate"]) / max(1e-9, 1 - control["rate"])
         limits = between(mine["interval"][0], mine["interval"][1], share)
         beside = f"{share(control['rate'])} held out"
-        yield Attack(title, detail, share(mine["rate"]), limits, beside, "none applies", gained)
+        control_limits = between(control["interval"][0], control["interval"][1], share)
+        yield Attack(title, detail, share(mine["rate"]), limits, beside, "none applies", gained, control_limits)
 
 
 def _audit(part: Mapping[str, Any]) -> Iterator[Attack]:
     for what, one in audits({"audit": part}):
         measured = f"ε ≥ {down(one['lower_bound'])} ({one['right']:,} of {one['guesses']:,} guesses right)"
-        most = "none applies" if one["certified"] is None else f"ε ≤ {epsilon(one['certified'])}"
+        changed = ", ".join([*filter(None, [one.get("adjacency")]), f"k={one.get('records', 1)}"])
+        most = "none applies" if one["certified"] is None else f"ε ≤ {epsilon(one['certified'])} ({changed})"
         reach = f"0 (could show {down(one['reach'])})"
         yield Attack(f"audit of {what}", f"{one['canaries']:,} coins", measured, "", reach, most)
         coins = one.get("coins")
