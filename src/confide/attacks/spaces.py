@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..errors import BadInput
 from ..models.tokens import encode, first_id, own_vocabulary
-from ..screening.canaries import Canaries as Format
+from ..screening.canaries import Planting
 from .likelihood import Row
 
 TEXTS = 8192  # tokenised at a time
@@ -42,7 +42,7 @@ class Space:
         >>> space.size, space.candidate(42)
         (1000000, '000042')
         """
-        form = Format(format=written, number=1)
+        form = Planting(format=written, number=1)
         return cls(*form.around, *form.slot)
 
     @property

@@ -18,7 +18,7 @@ import pyarrow as pa
 from ..policies import Finding, Policy, load
 from ..records import MARK, MASK, Bad, Chunk, Record, Row, Turn, parse, render
 from ..splitting import split
-from .canaries import CanaryChunk, Planted, hide
+from .canaries import Canary, CanaryChunk, hide
 from .near import signature
 from .options import Options
 from .treatment import Span, Treated, blank, locate, treat, units_of
@@ -123,7 +123,7 @@ class Screener:
         self,
         document: Record,
         records: list[Record],
-        planted: Mapping[str, Planted],
+        planted: Mapping[str, Canary],
         duplicates: Mapping[int, frozenset[int]],
         place: int,
     ) -> Iterable[tuple[Treated, Record]]:

@@ -26,7 +26,7 @@ _SLOT = re.compile(r"\{(digits|letters|code):(\d{1,2})\}")
 
 
 @dataclass(frozen=True)
-class Canaries:
+class Planting:
     """What to plant. `format` has one slot such as {digits:6}, or `secret` names the one value in it.
 
     `policy`: "as-is" leaves the finding to the policy; "missed" makes it overlook the secret (the record is private all
@@ -77,14 +77,14 @@ class Canaries:
 
 
 PRESETS = {
-    "crt": Canaries(copies=20),
-    "sdp": Canaries(format="My ID is {digits:6}.", number=1, copies=10, secret="341752"),
-    "jft": Canaries(format="My ID is {digits:6}.", number=10, copies=1),
-    "audit": Canaries(number=1000, policy="missed", coins=True),
+    "crt": Planting(copies=20),
+    "sdp": Planting(format="My ID is {digits:6}.", number=1, copies=10, secret="341752"),
+    "jft": Planting(format="My ID is {digits:6}.", number=10, copies=1),
+    "audit": Planting(number=1000, policy="missed", coins=True),
 }
 
 
-def parse_canaries(spec: str) -> Canaries:
+def parse_canaries(spec: str) -> Planting:
     """Read `preset,name=value,…`; the format comes last, since it may hold commas.
 
     >>> parse_canaries("audit,number=200").coins
@@ -93,13 +93,13 @@ def parse_canaries(spec: str) -> Canaries:
     spec, _, given_format = spec.partition("format=")
     if not spec.strip(" ,") and not given_format:
         raise BadInput(f"canaries: name a preset ({', '.join(PRESETS)}) or a format")
-    canaries = Canaries()
+    planting = Planting()
     changes: dict[str, Any] = {"format": given_format} if given_format else {}
-    kinds = {field.name: field.type for field in fields(Canaries)}
+    kinds = {field.name: field.type for field in fields(Planting)}
     for i, part in enumerate(part.strip() for part in spec.split(",") if part.strip()):
         name, equals, value = part.partition("=")
         if i == 0 and not equals and name in PRESETS:
-            canaries = PRESETS[name]
+            planting = PRESETS[name]
         elif equals and name in kinds and name != "format":
             changes[name] = _value(name, value)
         else:
@@ -107,7 +107,7 @@ def parse_canaries(spec: str) -> Canaries:
                 f"canaries: {part[:40]!r} is neither a preset ({', '.join(PRESETS)}) at the start nor one of "
                 "number=, copies=, policy=, coins=, secret=, seed=, format="
             )
-    return replace(canaries, **changes)
+    return replace(planting, **changes)
 
 
 def _value(name: str, value: str) -> Any:
@@ -122,7 +122,7 @@ def _value(name: str, value: str) -> Any:
     return value
 
 
-class Planted(NamedTuple):
+class Canary(NamedTuple):
     """One canary: its secret, what the policy is to do with it, and whether the coin left it in place."""
 
     secret: str
@@ -136,40 +136,40 @@ class CanaryChunk:
 
     number: int
     rows: list[Row]
-    planted: dict[str, Planted]
+    planted: dict[str, Canary]
     name: str = "canaries"
     ids_given: bool = False
     payload: bytes = b""
 
 
-def plant(canaries: Canaries) -> tuple[dict[str, Any], dict[str, Any]]:
+def plant(planting: Planting) -> tuple[dict[str, Any], dict[str, Any]]:
     """Draw the secrets and the coins. Out: what was planted, and the coins, as plain data to be kept apart."""
-    coins: Random = entropy.SystemRandom() if canaries.seed is None else Random(f"canaries {canaries.seed}")
-    alphabet, length = canaries.slot
-    values: dict[str, None] = {canaries.secret: None} if canaries.secret else {}
-    while len(values) < canaries.number:
+    coins: Random = entropy.SystemRandom() if planting.seed is None else Random(f"canaries {planting.seed}")
+    alphabet, length = planting.slot
+    values: dict[str, None] = {planting.secret: None} if planting.secret else {}
+    while len(values) < planting.number:
         values["".join(coins.choices(alphabet, k=length))] = None
     planted = {
-        **asdict(canaries),
-        "space": canaries.space,
-        "bits": math.log2(canaries.space),
+        **asdict(planting),
+        "space": planting.space,
+        "bits": math.log2(planting.space),
         "canaries": [{"id": f"canary-{i}", "secret": value} for i, value in enumerate(values)],
     }
-    present = [bool(coins.getrandbits(1)) if canaries.coins else True for _ in values]
+    present = [bool(coins.getrandbits(1)) if planting.coins else True for _ in values]
     return planted, {"present": present}
 
 
 def canary_chunk(number: int, planted: dict[str, Any], coins: dict[str, Any]) -> CanaryChunk:
     """The documents to screen, all with their secret: it is taken out after splitting, where the coin says so."""
     rows: list[Row] = []
-    found: dict[str, Planted] = {}
-    before, after = Canaries(format=planted["format"], number=1).around
+    found: dict[str, Canary] = {}
+    before, after = Planting(format=planted["format"], number=1).around
     for canary, present in zip(planted["canaries"], coins["present"], strict=True):
         for copy in range(planted["copies"]):
             name = f"{canary['id']}-{copy}"
             # One group for all copies: they are trained on together, or held out together
             rows.append(Row(len(rows) + 1, Record(name, before + canary["secret"] + after, canary["id"])))
-            found[name] = Planted(canary["secret"], planted["policy"], present)
+            found[name] = Canary(canary["secret"], planted["policy"], present)
     return CanaryChunk(number, rows, found)
 
 
