@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from .errors import BadInput, ConfideError, printable
 from .plain_yaml import CONFIG, read_yaml
-from .rundir import locked, make_folder
+from .rundir import locked, make_folder, write_private
 from .training.options import Options
 
 SECTIONS = ("out", "corpus", "screen", "train", "attack")  # the last may be left out
@@ -136,7 +136,6 @@ def _screening_options(config: dict[str, Any]) -> Any:
 
 def _screen(config: dict[str, Any], folder: Path, tick: Callable[[int], object]) -> Any:
     from .screening import Screened, screen
-    from .screening.output import write_private
 
     options = _screening_options(config)
     workers = config["screen"].get("workers")  # how many changes nothing but the time

@@ -18,8 +18,7 @@ from typing import Any
 from . import __version__
 from .errors import BadInput, ConfideError
 from .plain_yaml import CONFIG, run_config
-from .rundir import LOCK, Lock, sync_folder
-from .screening.output import write_private
+from .rundir import LOCK, Lock, sync_folder, write_private
 
 PURGED = "purged.json"  # of a run: that it was purged, and of what
 PURGING = "purging.json"  # of a corpus: that it is no longer whole
@@ -53,7 +52,7 @@ OF_A_CORPUS = {
     "manifest.json": "counts of private things",
     PURGING: "what an interrupted purge is known by",
 }
-DRAFTS = (".partial", ".new", ".part", ".replaced")  # of files and folders that a killed command left half made
+DRAFTS = (".partial", ".new", ".replaced")  # of files and folders that a killed command left half made
 NOISELESS = ("plain", "redacted", "anonymized")
 
 

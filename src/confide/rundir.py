@@ -1,4 +1,4 @@
-"""Folders that a command makes for its own output: for their owner only, for one process at a time, on disk and whole when it says so."""
+"""Folders and files that a command makes for its own output: for their owner only, for one process at a time, on disk and whole when it says so."""
 
 from __future__ import annotations
 
@@ -81,6 +81,23 @@ def locked(folder: Path, of: str = "") -> Iterator[None]:
     """Work in a folder alone. One that is not there, or holds no file `of`, is left to the command to complain about."""
     with contextlib.closing(Lock(folder)) if (folder / of).exists() else contextlib.nullcontext():
         yield
+
+
+def write_private(path: Path, *content: str | bytes) -> None:
+    """Write a file for its owner only, whole or not at all; on disk when this returns."""
+    waiting = path.with_name(path.name + ".new")
+    try:
+        waiting.unlink(missing_ok=True)
+        with os.fdopen(os.open(waiting, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            for one in content:
+                file.write(one.encode() if isinstance(one, str) else one)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(waiting, path)
+        sync_folder(path.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            waiting.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

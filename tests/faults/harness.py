@@ -429,7 +429,7 @@ def whole(world, name, diary):
     if name == "report":
         page = (home / "run" / "report.html").read_text()
         must(page.rstrip().endswith("</html>"), "half a report")
-    left = [path for path in home.rglob("*") if path.name.endswith((".partial", ".new", ".part", ".replaced"))]
+    left = [path for path in home.rglob("*") if path.name.endswith((".partial", ".new", ".replaced"))]
     must(not left, f"left over: {left}")
 
 

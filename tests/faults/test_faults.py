@@ -59,9 +59,9 @@ SABOTAGE = {
         ("--only", "train:power", "--points", 1, "--near", "open run/best.partial"),
     ),
     "a file that is not renamed into its place": (
-        "screening/output.py",
-        "    os.replace(waiting, path)\n    sync_folder(path.parent)\n\n\ndef write_table",
-        "    path.write_text(text)\n    waiting.unlink()\n    sync_folder(path.parent)\n\n\ndef write_table",
+        "rundir.py",
+        "        os.replace(waiting, path)\n",
+        "        path.write_bytes(waiting.read_bytes())\n",
         ("--only", "screen:power", "--points", 1, "--near", "remove screened.partial/work"),
     ),
     "names of screened files that are not synced": (

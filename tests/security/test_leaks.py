@@ -29,9 +29,8 @@ from confide.cli import app, main
 from confide.errors import BadInput
 from confide.models.tokens import encode, pretrained
 from confide.review import counting, export, open_store
-from confide.rundir import owner_only
+from confide.rundir import owner_only, write_private
 from confide.screening import Screened
-from confide.screening.output import write_private
 
 pytestmark = pytest.mark.long  # every command, once
 HERE = Path(__file__).parent

@@ -209,9 +209,9 @@ def test_files_that_are_not_confides_own_are_left_and_named(home, capsys):
 
 
 def test_half_made_files_go_too(home):
-    for name in ("model.partial", "attacks.json.new", "certificate.json.part"):
+    for name in ("model.partial", "attacks.json.new", "certificate.json.new"):
         (home / "run" / name).write_text("half")
-    assert {"model.partial", "attacks.json.new", "certificate.json.part"} <= set(purge(home / "run").parts)
+    assert {"model.partial", "attacks.json.new", "certificate.json.new"} <= set(purge(home / "run").parts)
     assert not list((home / "run").glob("*.p*art*"))
 
 

@@ -6,12 +6,10 @@ would be false it is not made.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ import numpy as np
 from scipy import optimize
 
 from ..errors import BadInput, ConfideError, Refused
-from ..rundir import sync_folder
+from ..rundir import write_private
 from .assumptions import assumptions, not_promised
 from .ceilings import Ceilings, chance_exposure
 from .curves import ACCOUNTANT, check_delta, gaussian_delta
@@ -87,23 +85,12 @@ def issue(ledger: Ledger, delta: float, evidence: Evidence | None = None) -> dic
 def write(certificate: Mapping[str, Any], path: str | Path) -> None:
     """Write a certificate so that a crash leaves the old file or the new one, never half of one."""
     path = Path(path)
-    draft = path.with_name(path.name + ".part")
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(certificate, file, indent=2, ensure_ascii=False, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-        sync_folder(path.parent)
+        write_private(path, json.dumps(certificate, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     except OSError as error:
         raise ConfideError(
             f"cannot write the certificate {path}: {error.strerror}; make room or make it writable, and run the command again"
         ) from None
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
 
 
 def _refuse_ledger(accounts: Accounts) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import UNREADABLE, BadInput, ConfideError, Contradiction
-from ..screening.output import write_private
+from ..rundir import write_private
 from ..terminal import inert, say
 from ..wording import epsilon
 from .lines import NOT_READ, lines

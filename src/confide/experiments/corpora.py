@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import BadInput
-from ..screening.output import write_private
+from ..rundir import write_private
 from . import customersim, published
 from .published import Text
 

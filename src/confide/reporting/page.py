@@ -16,8 +16,7 @@ from ..accounting.guarantees import down
 from ..attacks.lines import audits, lines, strongest
 from ..errors import BadInput, ConfideError, printable
 from ..plain_yaml import CONFIG
-from ..rundir import locked
-from ..screening.output import write_private
+from ..rundir import locked, write_private
 from .card import CERTIFICATE, write_card
 from .commands import command, reference
 from .edges import EDGES, GLOSSARY

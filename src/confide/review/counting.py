@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from ..accounting.missrate import SKIPPED, Review, bound_of_kinds
 from ..accounting.setting import flags_all
 from ..errors import ConfideError
-from ..screening.output import write_private
+from ..rundir import write_private
 from .records import Secret, Shown
 from .store import OTHER, State, Store
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import ConfideError, Refused
 from ..policies import Finding, merged
 from ..records import MARK, MASK, render
-from ..screening.output import write_private
+from ..rundir import write_private
 from ..screening.treatment import redact
 from .records import Shown
 from .store import State, Store

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput, ConfideError
-from ..screening.output import write_private
+from ..rundir import write_private
 from .counting import counted
 from .store import Store, open_store
 

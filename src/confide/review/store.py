@@ -22,7 +22,7 @@ from typing import Any
 
 from ..accounting.missrate import share_of_error
 from ..errors import BadInput, ConfideError
-from ..screening.output import write_private
+from ..rundir import write_private
 from ..screening.pipeline import Screened
 from .policies import Policies
 from .records import Records, Secret, Shown

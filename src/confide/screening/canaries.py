@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ..errors import BadInput
 from ..records import MARK, Record, Row, escape, render
-from ..rundir import new_folder
+from ..rundir import new_folder, write_private
 
 ALPHABETS = {"digits": string.digits, "letters": string.ascii_uppercase, "code": string.ascii_uppercase + string.digits}
 POLICIES = ("as-is", "missed", "found")
@@ -180,8 +180,6 @@ def hide(record: Record, secret: str) -> Record:
 
 def write_canaries(spec: str, folder: Path) -> dict[str, Any]:
     """A new folder with canaries for a corpus that is not screened here: the texts to add to it, what they are, and the coins."""
-    from .output import write_private
-
     planted, coins = plant(parse_canaries(spec))
     new_folder(folder).chmod(0o700)
     chunk = canary_chunk(0, planted, coins)

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import BadInput
-from ..rundir import Lock, make_folder, sync_folder
+from ..rundir import Lock, make_folder, sync_folder, write_private
 from .batches import SCHEMA
 
 FILE_ROWS = 1 << 18
@@ -30,33 +30,13 @@ SENSITIVE = (
 PARTS = {"public": ("id", "text", "group", "turns"), "private": ("id", "text", "group", "turns", "raw", "spans")}
 
 
-def write_private(path: Path, text: str) -> None:
-    """Write a file for its owner only, whole or not at all; on disk when this returns."""
-    waiting = path.with_name(path.name + ".new")
-    waiting.unlink(missing_ok=True)
-    with os.fdopen(os.open(waiting, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(waiting, path)
-    sync_folder(path.parent)
-
-
 def write_table(path: Path, table: pa.Table, key: bytes) -> None:
     """Keep a chunk's result in the work folder, whole or not at all, with a keyed digest at its end."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     content = sink.getvalue()
-    waiting = path.with_suffix(".new")
-    waiting.unlink(missing_ok=True)
-    with os.fdopen(os.open(waiting, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-        file.write(blake2b(content, key=key).digest())
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(waiting, path)
-    sync_folder(path.parent)
+    write_private(path, content, blake2b(content, key=key).digest())
 
 
 def read_table(path: Path, key: bytes | None) -> pa.Table | None:

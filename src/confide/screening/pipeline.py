@@ -25,13 +25,14 @@ from ..errors import BadInput, ConfideError
 from ..policies import Policy, load
 from ..readers import Source
 from ..records import MASK, Bad, Chunk, Record, Turn
+from ..rundir import write_private
 from .batches import DIGEST, content_digest, notes_of
 from .canaries import CanaryChunk, canary_chunk, parse_canaries, plant
 from .dedup import Bloom, Shuffle, bloom_copies, verified_copies
 from .executors import Executor, Job, executor
 from .manifest import Filter, checksum, manifest, policy_files
 from .options import CHUNK, Options
-from .output import SENSITIVE, Parts, finish, footer_digest, partial_folder, read_table, write_private, write_table
+from .output import SENSITIVE, Parts, finish, footer_digest, partial_folder, read_table, write_table
 from .slots import IDENTITY, PRIVATE, PUBLIC, Later, Marked, enter, enter_ids, flat_digests
 from .treatment import blank
 

@@ -19,8 +19,7 @@ from ..models import check_sums, prepare, save_tokenizer
 from ..models.tokens import pretrained
 from ..plain_yaml import CONFIG, run_config
 from ..purging import PURGED
-from ..rundir import LOCK, Lock, make_folder, sync_folder, sync_tree
-from ..screening.output import write_private
+from ..rundir import LOCK, Lock, make_folder, sync_folder, sync_tree, write_private
 from . import processes
 from .building import new_model, new_tokenizer, placeholders_of
 from .evidence import read_review

@@ -24,8 +24,8 @@ from numpy.typing import ArrayLike, NDArray
 from ..errors import BadInput, ConfideError
 from ..policies import Finding, merged
 from ..records import Turn
-from ..rundir import sha256_of, sync_folder
-from ..screening.output import SENSITIVE, write_private
+from ..rundir import sha256_of, sync_folder, write_private
+from ..screening.output import SENSITIVE
 from ..screening.pipeline import Screened
 from ..screening.treatment import redact
 from .encoding import IGNORED, NO_LABEL, VIEWS, Encoder, Example, Tokens, View
