@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..dp.head import can_fuse, hidden_states, parts
+from ..dp.head import can_fuse
 from ..dp.losses import IGNORED, check_labels, model_logits
 from ..dp.losses import rows as some_rows
 from ..dp.rules.base import single
 from ..errors import BadInput
 from ..models.loading import longest
 from ..models.tokens import encode, first_id
-from ..training.evaluation import AT_ONCE, check_vocabulary, scoring
+from ..training.evaluation import AT_ONCE, check_vocabulary, scoring, target_logits
 from .statistics import Floats
 
 TOKENS_AT_ONCE = 4096  # positions of a batch, padding among them
@@ -104,6 +104,7 @@ def score_classes(model: Any, rows: Sequence[Row], labels: Sequence[int], *, tic
                 mask[at, : len(rows[n].ids)] = 1
             goals = torch.tensor([labels[n] for n in mine], device=place)
             logits = single(model_logits(model, {"input_ids": ids.to(place), "attention_mask": mask.to(place)}))
+            check_labels(goals, logits.shape[-1])
             nats[mine] = _of_targets(logits, goals, standardised=False)[0]
             tick(len(mine))
     return nats
@@ -182,20 +183,12 @@ def _score(
     model: Any, inputs: dict[str, Tensor], goals: Tensor, fused: bool, standardised: bool
 ) -> tuple[Floats, Floats | None]:
     """Nats, and z if asked for, of every target of a batch, row by row."""
-    chosen = goals != IGNORED
-    states = (hidden_states(model, inputs) if fused else model_logits(model, inputs))[chosen]
-    head: Any = parts(model)[1] if fused else nn.Identity()
-    size = max(1, AT_ONCE // (len(head.weight) if fused else states.shape[-1]))
-    scored = [
-        _of_targets(single(head(state)), goal, standardised)
-        for state, goal in zip(torch.split(states, size), torch.split(goals[chosen], size), strict=True)
-    ]
+    scored = [_of_targets(*some, standardised) for some in target_logits(model, inputs, goals, fused)]
     nats = np.concatenate([one[0] for one in scored])
     return nats, np.concatenate([one[1] for one in scored if one[1] is not None]) if standardised else None
 
 
 def _of_targets(logits: Tensor, goals: Tensor, standardised: bool) -> tuple[Floats, Floats | None]:
-    check_labels(goals, logits.shape[-1])
     logs = logits.log_softmax(-1)
     own = logs.gather(-1, goals[:, None])[:, 0].double()
     nats = (-own).cpu().numpy()

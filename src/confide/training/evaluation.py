@@ -249,18 +249,26 @@ def _score_texts(
 def _score(
     model: nn.Module, inputs: dict[str, Tensor], goals: Tensor, fused: bool
 ) -> tuple[NDArray[np.float64], Flags]:
-    """Nats and hits of every target of a batch, row by row; logits are made a piece at a time where the head allows it."""
+    """Nats and hits of every target of a batch, row by row."""
+    nats, right = [], []
+    for logits, goal in target_logits(model, inputs, goals, fused):
+        nats.append(cross_entropy(logits, goal, reduction="none").double().cpu().numpy())
+        right.append((logits.argmax(-1) == goal).cpu().numpy())
+    return np.concatenate(nats), np.concatenate(right)
+
+
+def target_logits(
+    model: nn.Module, inputs: dict[str, Tensor], goals: Tensor, fused: bool
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The logits at every target of a batch, and the targets, row by row; a piece at a time where the head can run by itself."""
     chosen = goals != IGNORED
     states = (hidden_states(model, inputs) if fused else model_logits(model, inputs))[chosen]
     head: Any = parts(model)[1] if fused else nn.Identity()
     size = max(1, AT_ONCE // (len(head.weight) if fused else states.shape[-1]))
-    nats, right = [], []
     for state, goal in zip(torch.split(states, size), torch.split(goals[chosen], size), strict=True):
         logits = single(head(state))
         check_labels(goal, logits.shape[-1])
-        nats.append(cross_entropy(logits, goal, reduction="none").double().cpu().numpy())
-        right.append((logits.argmax(-1) == goal).cpu().numpy())
-    return np.concatenate(nats), np.concatenate(right)
+        yield logits, goal
 
 
 @contextmanager
