@@ -425,19 +425,18 @@ def test_what_is_read_is_what_was_written(tmp_path_factory, lengths, data):
     assert tokens.lengths.tolist() == lengths
     assert all(same(*pair) for pair in zip(TokenFile.open(folder), records, strict=True))
     rows = data.draw(st.lists(st.integers(0, len(records) - 1), max_size=6)) if records else []
-    batch = tokens.batch(rows, pad_id=999, with_private=True)
+    batch = tokens.batch(rows, pad_id=999)
     width = batch["input_ids"].shape[1]
     assert all(value.shape == (len(rows), width) for value in batch.values())
     assert not rows or width <= max(lengths)
     for i, row in enumerate(rows):
-        ids, target, private, _ = records[row]
+        ids, target, *_ = records[row]
         pad = width - len(ids)
         assert pad >= 0
         assert width % 8 == 0 or width == max(lengths)
         assert batch["input_ids"][i].tolist() == ids.tolist() + [999] * pad
         assert batch["attention_mask"][i].tolist() == [1] * len(ids) + [0] * pad
         assert batch["labels"][i].tolist() == np.where(target, ids, -100).tolist() + [-100] * pad
-        assert batch["private"][i].tolist() == private.tolist() + [False] * pad
 
 
 def test_only_the_owner_can_read_the_files_and_no_step_remains(tmp_path):

@@ -260,13 +260,13 @@ def test_a_model_that_diverged_has_infinite_perplexity():
 class Rows:
     """Tokenised records, as the loop reads them."""
 
-    def __init__(self, rows, classes=None):
-        self.rows, self.classes = rows, classes
+    def __init__(self, rows, pad=0, classes=None):
+        self.rows, self.pad, self.classes = rows, pad, classes
 
-    def batch(self, indices, pad_id):
+    def batch(self, indices):
         mine = [self.rows[int(index)] for index in indices]
         width = max(map(len, mine))
-        ids = torch.tensor([row + [pad_id] * (width - len(row)) for row in mine])
+        ids = torch.tensor([row + [self.pad] * (width - len(row)) for row in mine])
         mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in mine])
         labels = ids.masked_fill(mask == 0, -100)
         if self.classes is not None:
@@ -275,7 +275,7 @@ class Rows:
 
 
 def test_quick_validation_by_hand():
-    found = quick(Bigram(10), Rows([[0, 1, 1], [9, 9], [2, 3, 4, 5]]), [0, 1], 0, batch=1)
+    found = quick(Bigram(10), Rows([[0, 1, 1], [9, 9], [2, 3, 4, 5]]), [0, 1], batch=1)
     assert found["targets"] == 3
     assert found["loss"] == pytest.approx((2 * math.log(2) + math.log(18)) / 3, rel=1e-6)
     assert found["accuracy"] == pytest.approx(2 / 3)
@@ -284,19 +284,19 @@ def test_quick_validation_by_hand():
 def test_quick_validation_agrees_with_the_whole_one_but_for_the_end():
     model, end = gpt2(n_positions=64), BYTES.eos_token_id
     texts = [Held("my name is Ann"), Held("and Lee")]
-    rows = Rows([[end, *BYTES(one.text)["input_ids"]] for one in texts])
+    rows = Rows([[end, *BYTES(one.text)["input_ids"]] for one in texts], end)
     slow = evaluate(model, BYTES, texts, max_length=64)
     for batch in (1, 2):
-        found = quick(model, rows, np.arange(2), end, batch=batch)
+        found = quick(model, rows, np.arange(2), batch=batch)
         assert found["loss"] == pytest.approx(slow["nats_per_token"], rel=1e-6)
         assert found["accuracy"] == slow["accuracy"]
 
 
 def test_quick_validation_on_nothing_is_explained():
     with pytest.raises(BadInput, match="no record"):
-        quick(Bigram(10), Rows([]), [], 0)
+        quick(Bigram(10), Rows([]), [])
     with pytest.raises(BadInput, match="target"):
-        quick(Bigram(10), Rows([[1], [2]]), [0, 1], 0)
+        quick(Bigram(10), Rows([[1], [2]]), [0, 1])
 
 
 def classifier():
@@ -317,8 +317,8 @@ def test_a_classifier_by_hand_and_in_any_batch():
         found = evaluate_classes(model, BYTES, texts, labels, max_length=8, batch=batch)
         assert found["loss"] == pytest.approx(np.mean([one[0] for one in wanted]), rel=1e-5)
         assert found["accuracy"] == pytest.approx(np.mean([one[1] for one in wanted]))
-    rows = Rows([BYTES(text)["input_ids"][:8] for text in texts], labels)
-    assert quick(model, rows, [0, 1, 2], BYTES.pad_token_id)["loss"] == pytest.approx(found["loss"], rel=1e-5)
+    rows = Rows([BYTES(text)["input_ids"][:8] for text in texts], BYTES.pad_token_id, labels)
+    assert quick(model, rows, [0, 1, 2])["loss"] == pytest.approx(found["loss"], rel=1e-5)
     with pytest.raises(BadInput, match="label each"):
         evaluate_classes(model, BYTES, texts, [0], max_length=8)
     with pytest.raises(BadInput, match="fit"):

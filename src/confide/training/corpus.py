@@ -287,10 +287,8 @@ class TokenFile:
         """The number of tokens of each record."""
         return np.diff(self._offsets)
 
-    def batch(
-        self, indices: ArrayLike, pad_id: int, multiple: int = 8, with_private: bool = False
-    ) -> dict[str, torch.Tensor]:
-        """Records as one batch, padded at the right to the longest of them, rounded up to a `multiple`.
+    def batch(self, indices: ArrayLike, pad_id: int) -> dict[str, torch.Tensor]:
+        """Records as one batch, padded at the right to the longest of them, rounded up to a multiple of 8.
 
         `labels` are the tokens themselves (models shift them), -100 where there is no target; of a classifier, one
         class a record. No indices give a batch of no records.
@@ -301,7 +299,7 @@ class TokenFile:
         starts = self._offsets[rows]
         lengths = self._offsets[rows + 1] - starts
         longest = int(lengths.max()) if len(rows) else 1
-        width = max(1, min(-(-longest // multiple) * multiple, max(longest, self.longest)))
+        width = max(1, min(-(-longest // 8) * 8, max(longest, self.longest)))
         places = np.arange(width)
         inside = places < lengths[:, None]
         where = np.where(inside, starts[:, None] + places, 0)
@@ -313,8 +311,6 @@ class TokenFile:
             found["labels"] = torch.from_numpy(self._labels[rows].astype(np.int64))
         else:
             found["labels"] = input_ids.masked_fill(torch.from_numpy(flags & _TARGET == 0), IGNORED)
-        if with_private:
-            found["private"] = torch.from_numpy(flags & _PRIVATE > 0)
         return found
 
 

@@ -43,7 +43,7 @@ class HeldText(Protocol):
 class TokenRows(Protocol):
     """Records that were tokenised before, read by number."""
 
-    def batch(self, indices: Any, pad_id: int) -> dict[str, Tensor]: ...
+    def batch(self, indices: Any) -> dict[str, Tensor]: ...
 
 
 class _Window(NamedTuple):
@@ -101,9 +101,8 @@ def evaluate(
 
 def quick(
     model: nn.Module,
-    token_file: TokenRows,
+    records: TokenRows,
     chosen: Sequence[int] | NDArray[Any],
-    pad_id: int,
     *,
     batch: int = 16,
     device: torch.device | str | None = None,
@@ -118,7 +117,7 @@ def quick(
     with scoring(model, device) as place:
         fused: bool | None = None
         for start in range(0, len(chosen), batch):
-            found = token_file.batch(chosen[start : start + batch], pad_id)
+            found = records.batch(chosen[start : start + batch])
             inputs = {name: value.to(place) for name, value in found.items()}
             task = "causal" if inputs["labels"].dim() == 2 else "classify"
             goals = targets(inputs, task)

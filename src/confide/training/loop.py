@@ -244,7 +244,7 @@ class Work:
         if self.validation is None:
             return {}
         rows = np.arange(len(self.validation))[:VALIDATED]
-        found = evaluation.quick(self.model, self.validation, rows, self.validation.pad, batch=self.options.microbatch)
+        found = evaluation.quick(self.model, self.validation, rows, batch=self.options.microbatch)
         if (
             self.options.keep == "best"
             and math.isfinite(found["loss"])

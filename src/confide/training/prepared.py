@@ -41,8 +41,8 @@ class Stream:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def batch(self, indices: Any, pad_id: int | None = None, with_private: bool = False) -> dict[str, Tensor]:
-        found = self.tokens.batch(self.rows[indices], self.pad, with_private=with_private)
+    def batch(self, indices: Any) -> dict[str, Tensor]:
+        found = self.tokens.batch(self.rows[indices], self.pad)
         return {name: value.to(self.device) for name, value in found.items()}
 
 
