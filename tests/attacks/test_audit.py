@@ -14,13 +14,13 @@ from confide.accounting import Setting, one_run_reach
 from confide.attacks.audit import (
     against,
     against_claim,
-    canary_scores,
     default_guesses,
     enough_guesses,
     one_run,
     pooled,
     promised,
 )
+from confide.attacks.scoring import canary_scores
 from confide.attacks.spaces import Space, rows, tokenise
 from confide.errors import BadInput
 from confide.models.tokens import encode, train_bpe

@@ -9,9 +9,10 @@ import transformers as hf
 
 from confide.attacks import membership as module
 from confide.attacks.blind import blind_scores
-from confide.attacks.candidates import groups_of
+from confide.attacks.candidates import Candidate, groups_of
 from confide.attacks.likelihood import Row, score_rows
-from confide.attacks.membership import PRESETS, Candidate, candidate_scores, generated_like, membership, protocol
+from confide.attacks.membership import candidate_scores, membership
+from confide.attacks.protocols import PRESETS, generated_like, protocol
 from confide.attacks.statistics import (
     auc,
     balanced_accuracy,

@@ -142,7 +142,7 @@ def test_a_bound_above_the_certificate_ends_with_code_3(runs, tmp_path, monkeypa
 
     shutil.copytree(runs["crt"].folder, tmp_path / "run")
     scores = lambda model, tokenizer, form, secrets, **_: np.arange(len(secrets), dtype=float)  # noqa: E731
-    monkeypatch.setattr(on_canaries.audit, "canary_scores", scores)
+    monkeypatch.setattr(on_canaries, "canary_scores", scores)
     bounds = lambda found, certificate, **_: {  # noqa: E731
         **found, "certified": 0.1, "records": 1, "adjacency": "substitution", "contradicts": True, "says": "the audit contradicts the certificate"
     }  # fmt: skip
@@ -181,7 +181,7 @@ def knowing(monkeypatch, corpus):
     from confide.attacks import on_canaries
 
     present = json.loads((corpus.folder / "coins.json").read_text())["present"]
-    monkeypatch.setattr(on_canaries.audit, "canary_scores", lambda *_, **__: np.array(present, dtype=float))
+    monkeypatch.setattr(on_canaries, "canary_scores", lambda *_, **__: np.array(present, dtype=float))
 
 
 def test_a_model_from_elsewhere_is_attacked_by_the_canaries_of_its_corpus(runs, corpus, home, capsys, knowing):

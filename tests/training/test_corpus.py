@@ -21,16 +21,14 @@ from confide.records import MASK, Columns, Fields, Turn, make_record
 from confide.screening import Screened, screen
 from confide.screening.treatment import treat
 from confide.training.corpus import (
-    Encoder,
-    Example,
     Source,
     TokenFile,
-    Tokens,
     examples,
     fingerprint,
     raw_turns,
     tokenise,
 )
+from confide.training.encoding import Encoder, Example, Tokens
 from confide.training.fillings import invented
 
 TEXTS = ["hello there, my name is bob", "call 555 123 now", "user: hi\nassistant: good day"] * 5

@@ -22,7 +22,8 @@ from confide.policies import Finding
 from confide.screening import screen
 from confide.terminal import show_plan
 from confide.training import loop, processes, selective
-from confide.training.corpus import Encoder, Example, TokenFile, Tokens
+from confide.training.corpus import TokenFile
+from confide.training.encoding import Encoder, Example, Tokens
 from confide.training.loop import train
 from confide.training.options import Options
 from confide.training.phases import Phase, Slot

@@ -21,7 +21,6 @@ from ..accounting.guarantees import down, up
 from ..accounting.missrate import check_beta
 from ..accounting.setting import Setting
 from ..errors import BadInput, Refused
-from .scoring import canary_scores as canary_scores
 from .statistics import Floats, auc, clopper_pearson
 
 FEWEST = 10  # canaries: with fewer, no guesser can show an ε worth the name

@@ -17,19 +17,7 @@ from ..errors import BadInput
 from .blind import blind_scores
 from .candidates import Candidate, check_candidates, groups_of, overlap
 from .likelihood import Scored, Tick, check_rows, score_classes, score_rows
-from .protocols import PRESETS, generated_like, protocol
 from .statistics import CHANCE, Floats, Ints, Split, auc, estimate, group_sums, measure, nothing, rates, redrawn, split
-
-__all__ = [
-    "ALL",
-    "PRESETS",
-    "Candidate",
-    "candidate_scores",
-    "generated_like",
-    "grouped",
-    "membership",
-    "protocol",
-]
 
 ALL = ("loss", "zlib", "min-k%++", "reference")
 LOWEST = 0.2  # the share of tokens that Min-K%++ looks at

@@ -14,6 +14,7 @@ from . import audit
 from .exposure import exposure, summary
 from .gradients import engine_audit
 from .options import Options
+from .scoring import canary_scores
 from .spaces import Space
 from .statistics import measure, split
 from .subject import Canaries, Subject
@@ -95,7 +96,7 @@ def black_box(subjects: Sequence[Subject], reference: Any, options: Options) -> 
             raise BadInput("no coins were flipped for the canaries: screen with --canaries audit, and train again")
         known = reference if one is subjects[0] else None
         tick = options.progress("audit", None)
-        scores = audit.canary_scores(
+        scores = canary_scores(
             one.model, one.tokenizer, canaries.format, canaries.secrets, reference=known, seed=options.seed, tick=tick
         )
         runs.append((scores, canaries.present))
@@ -137,7 +138,7 @@ def claimed(
 ) -> dict[str, Any]:
     """The one-run audit of a model that confide did not train, held against the (ε, δ) that is claimed for one record of it."""
     tick = options.progress("audit", None)
-    scores = audit.canary_scores(
+    scores = canary_scores(
         model, tokenizer, canaries.format, canaries.secrets, reference=reference, seed=options.seed, tick=tick
     )
     delta = 1e-5

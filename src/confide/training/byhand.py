@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from ..errors import BadInput
-from .corpus import Example
+from .encoding import Example
 
 
 def read(file: str) -> list[Example]:

@@ -30,8 +30,6 @@ from ..screening.pipeline import Screened
 from ..screening.treatment import redact
 from .encoding import IGNORED, NO_LABEL, VIEWS, Encoder, Example, Tokens, View
 
-__all__ = ["IGNORED", "Encoder", "Example", "Source", "TokenFile", "Tokens", "examples", "fingerprint", "tokenise"]
-
 FORMAT = 1  # of the files; tokens of another format are made again
 ROWS = 4096  # records that are encoded at once
 _FILES: dict[str, type[np.generic]] = {"ids": np.int32, "flags": np.uint8, "offsets": np.int64, "labels": np.int32}

@@ -17,7 +17,8 @@ from ..models import longest
 from ..rundir import Lock
 from . import byhand, processes, sdp
 from .building import DEFAULT_LENGTH
-from .corpus import Encoder, Example, Source, TokenFile, fingerprint, tokenise
+from .corpus import Source, TokenFile, fingerprint, tokenise
+from .encoding import Encoder, Example
 from .fillings import invented
 from .holdout import split_rows
 from .phases import Phase

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from ..dp import Plan, PrivateGradients
 from ..dp.memory import keep_memory
 from .building import new_model, new_tokenizer
-from .corpus import Encoder, Source, TokenFile, Tokens, examples
+from .corpus import Source, TokenFile, examples
+from .encoding import Encoder, Tokens
 from .optim import make_optimizer
 from .phases import Phase, Slot
 from .planning import TrainingPlan

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from .corpus import Source, Tokens
+from .corpus import Source
+from .encoding import Tokens
 from .options import Options
 from .phases import BOTH, Phase
 

@@ -25,7 +25,7 @@ from ..dp.rules.base import single
 from ..errors import BadInput, Refused
 from ..models import LstmForCausalLM, LstmState
 from . import processes
-from .corpus import Tokens
+from .encoding import Tokens
 from .optim import set_rate
 from .options import Options
 from .phases import Phase, Slot
