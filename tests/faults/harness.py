@@ -362,7 +362,7 @@ def _contents(world, name):
 
 def _records(folder):
     from confide.errors import ConfideError
-    from confide.screening.pipeline import Screened
+    from confide.screening.screened import Screened
 
     columns = {"public": ["id", "text"], "private": ["id", "text", "raw"]}
     try:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..errors import BadInput
 from ..policies import Policy
-from ..screening.pipeline import Screened
+from ..screening.screened import Screened
 from .candidates import FEWEST, Candidate
 from .extraction import extract
 from .games import Masked, infer, reconstruct

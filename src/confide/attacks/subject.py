@@ -21,7 +21,7 @@ from ..errors import BadInput
 from ..models import load_trained
 from ..plain_yaml import CONFIG
 from ..policies import Finding, Policy
-from ..screening.pipeline import Screened
+from ..screening.screened import Screened
 from ..training.beginning import plan_of
 from ..training.building import placeholders_of
 from ..training.corpus import Source, examples

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from ..errors import BadInput
 from ..policies import Finding
 from ..records import MASK
-from ..screening.pipeline import Screened
+from ..screening.screened import Screened
 
 OPEN_FILES, KEPT = 32, 64  # Parquet files, and records, that are kept at hand
 MOST_BLOCKS, MOST_ROWS = 64, 500  # of the private part, from which the usual number of secrets is taken

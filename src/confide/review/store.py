@@ -23,7 +23,7 @@ from typing import Any
 from ..accounting.missrate import share_of_error
 from ..errors import BadInput, ConfideError
 from ..rundir import write_private
-from ..screening.pipeline import Screened
+from ..screening.screened import Screened
 from .policies import Policies
 from .records import Records, Secret, Shown
 

@@ -26,7 +26,7 @@ from ..policies import Finding, merged
 from ..records import Turn
 from ..rundir import sha256_of, sync_folder, write_private
 from ..screening.output import SENSITIVE
-from ..screening.pipeline import Screened
+from ..screening.screened import Screened
 from ..screening.treatment import redact
 from .encoding import IGNORED, NO_LABEL, VIEWS, Encoder, Example, Tokens, View
 

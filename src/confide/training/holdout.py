@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import BadInput
-from ..screening.pipeline import Screened
+from ..screening.screened import Screened
 
 Rows = NDArray[np.int64]
 

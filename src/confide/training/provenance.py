@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import BadInput, Refused
 from ..plain_yaml import CONFIG, run_config
-from ..screening.pipeline import Screened
+from ..screening.screened import Screened
 from .options import Options, option
 
 TEXTS = {

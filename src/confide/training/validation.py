@@ -16,7 +16,7 @@ from .. import readers
 from ..errors import BadInput
 from ..policies import Policy, load
 from ..records import Chunk, Fields, Record, Turn, parse
-from ..screening.pipeline import Screened
+from ..screening.screened import Screened
 from ..screening.treatment import locate, treat
 from ..splitting import split
 
