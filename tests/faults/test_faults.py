@@ -71,7 +71,7 @@ SABOTAGE = {
         ("--only", "screen:power", "--points", 1, "--near", "remove screened.partial/work"),
     ),
     "answers that SQLite need not sync": (
-        "review/store.py",
+        "review/file.py",
         "PRAGMA synchronous=FULL",
         "PRAGMA synchronous=NORMAL",
         ("--only", "review:power", "--points", 4, "--near", "rename screened/review.json"),

@@ -23,7 +23,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..errors import BadInput, ConfideError
 from . import page
 from .counting import Draws, counted, result, save
-from .store import LARGEST_SAMPLE, Stale, Store
+from .file import LARGEST_SAMPLE
+from .store import Stale, Store
 
 HOSTS = ("127.0.0.1", "localhost")
 LARGEST_BODY = 1 << 16

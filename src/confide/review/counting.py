@@ -32,8 +32,9 @@ from ..accounting.missrate import SKIPPED, Review, bound_of_kinds
 from ..accounting.setting import flags_all
 from ..errors import ConfideError
 from ..rundir import write_private
+from .file import OTHER
 from .records import Secret, Shown
-from .store import OTHER, State, Store
+from .store import State, Store
 
 TARGETS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 1e-4)
 SKIP = (-1, -1)

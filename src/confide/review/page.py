@@ -16,8 +16,9 @@ from typing import Any
 from ..accounting.guarantees import many
 from ..records import MARK
 from .counting import Draws, bound, counted, result, sentences, share
+from .file import OTHER
 from .records import Secret, Shown
-from .store import OTHER, State, Store
+from .store import State, Store
 
 PIECE = 20_000  # characters of a record that are shown at once
 _JOINERS = "\u200c\u200d"  # part of ordinary words and emoji

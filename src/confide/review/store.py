@@ -1,14 +1,11 @@
-"""A review in a SQLite file: a screened folder and a reviewer's actions come in, everyone's answers go out.
+"""An open review: a screened folder and a reviewer's actions come in, everyone's answers go out.
 
-The sample is drawn once from the operating system's entropy and only ever grows. Actions are only ever added; an undo is
-an action too. What a record holds is never stored: spans are places and types, the text stays in the screened files.
+Actions are only ever added; an undo is an action too. What a record holds is never stored: spans are places and types,
+the text stays in the screened files.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import secrets as entropy
 import sqlite3
 import threading
 import time
@@ -22,39 +19,24 @@ from typing import Any
 
 from ..accounting.missrate import share_of_error
 from ..errors import BadInput, ConfideError
-from ..rundir import write_private
 from ..screening.screened import Screened
+from .file import (
+    FILE,
+    KINDS,
+    LARGEST_CAP,
+    LARGEST_SAMPLE,
+    MALFORMED,
+    OTHER,
+    begin,
+    check_option,
+    check_same,
+    connect,
+    damaged,
+    draw,
+    read_facts,
+)
 from .policies import Policies
 from .records import Records, Secret, Shown
-
-FILE, COUNTER, MOST_BEGUN = "review.sqlite", "review.begun", 10**6
-SAMPLE, CONFIDENCE, OTHER = 200, 0.95, "OTHER"
-LARGEST_SAMPLE, LARGEST_CAP = 1_000_000, 1000
-USUAL = 0.95  # the share of records with findings that the default cap leaves whole
-KINDS = ("mark", "unmark", "flag", "unflag", "answer", "skip", "undo")
-_TABLES = f"""
-CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE draws (place INTEGER PRIMARY KEY, record INTEGER NOT NULL, coin BLOB NOT NULL);
-CREATE TABLE actions (
-  number INTEGER PRIMARY KEY AUTOINCREMENT, reviewer TEXT NOT NULL, record INTEGER NOT NULL,
-  kind TEXT NOT NULL CHECK (kind IN {KINDS}), start INTEGER, stop INTEGER, type TEXT, undoes INTEGER UNIQUE, at REAL
-);
-"""
-_FIXED = "".join(
-    f"CREATE TRIGGER {table}_{verb} BEFORE {verb} ON {table} BEGIN SELECT RAISE(ABORT, 'nothing is changed'); END;\n"
-    for table in ("facts", "draws", "actions")
-    for verb in ("UPDATE", "DELETE")
-)
-
-
-_MALFORMED = (
-    KeyError,
-    TypeError,
-    AttributeError,
-    ValueError,
-    OverflowError,
-    RecursionError,
-)  # of a file that others changed
 
 
 class Stale(ConfideError):
@@ -90,7 +72,7 @@ class Store:
         self.records = Records(screened)
         self.policies = Policies(screened.manifest, screened.folder)
         self._lock = threading.RLock()
-        facts = _facts(connection)
+        facts = read_facts(connection)
         self.cap, self.confidence, self.begun = facts["cap"], facts["confidence"], facts.get("begun", 1)
         self._nonce: str = facts.get("nonce", "")
         self.beta = (1 - self.confidence) * share_of_error(self.begun)  # what this review's bounds may spend in all
@@ -116,8 +98,8 @@ class Store:
             self._refresh()
         except BadInput:
             raise
-        except _MALFORMED:
-            raise BadInput(_damaged(self.screened)) from None
+        except MALFORMED:
+            raise BadInput(damaged(self.screened)) from None
 
     def _refresh(self) -> None:
         with self._lock:
@@ -279,9 +261,9 @@ class Store:
 
     def extend(self, sample: int) -> None:
         """Draw more records until there are so many."""
-        _check("sample", sample, LARGEST_SAMPLE)
+        check_option("sample", sample, LARGEST_SAMPLE)
         with self._transaction():
-            _draw(self._connection, self.screened, self.records, len(self.draws), sample)
+            draw(self._connection, self.screened, self.records, len(self.draws), sample)
 
     def close(self) -> None:
         with suppress(sqlite3.Error):  # of one that is only read, or in use elsewhere
@@ -307,13 +289,13 @@ def open_store(
         raise BadInput("a reviewer's name has 1 to 40 printable characters; give another with --reviewer")
     for name, number, most in (("sample", sample, LARGEST_SAMPLE), ("cap", cap, LARGEST_CAP)):
         if number is not None:
-            _check(name, number, most)
+            check_option(name, number, most)
     if confidence is not None and not 0.5 <= confidence <= 0.9999:
         raise BadInput("--confidence must be from 0.5 to 0.9999")
     path = screened.folder / FILE
     try:
-        connection = _connect(path)
-        _begin(connection, screened, sample, cap, confidence)
+        connection = connect(path)
+        begin(connection, screened, sample, cap, confidence)
         store = Store(screened, reviewer.strip(), connection)
     except (OSError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or getattr(error, "sqlite_errorname", type(error).__name__)
@@ -322,8 +304,8 @@ def open_store(
         ) from None
     except BadInput:
         raise
-    except _MALFORMED:
-        raise BadInput(_damaged(screened)) from None
+    except MALFORMED:
+        raise BadInput(damaged(screened)) from None
     if sample is not None and sample > len(store.draws):
         store.extend(sample)
     return store
@@ -340,134 +322,15 @@ def read_store(screened: Screened, path: Path) -> Store:
             connection = sqlite3.connect(
                 f"{path.resolve().as_uri()}?{mode}", timeout=10, uri=True, check_same_thread=False
             )
-            _same(screened, _facts(connection), None, None)
+            check_same(screened, read_facts(connection), None, None)
             return Store(screened, "reviewer", connection)
         except sqlite3.Error as error:
             failed = error.sqlite_errorname
         except BadInput:
             raise
-        except _MALFORMED:
-            raise BadInput(_damaged(screened)) from None
+        except MALFORMED:
+            raise BadInput(damaged(screened)) from None
     raise BadInput(f"cannot read the review {path} ({failed}); put it back from a copy")
-
-
-def _facts(connection: sqlite3.Connection) -> dict[str, Any]:
-    """What is fixed for the whole review, each of its kind; raises one of `_MALFORMED` for anything else."""
-    facts: dict[str, Any] = {
-        name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM facts")
-    }
-    if facts.get("confide_review") == 1:
-        whole = all(type(facts.get(name, 1)) is int for name in ("cap", "begun"))
-        named = isinstance(facts.get("nonce", ""), str) and all(isinstance(one, str) for one in facts["types"])
-        within = 1 <= facts["cap"] <= LARGEST_CAP and 1 <= facts.get("begun", 1) <= MOST_BEGUN
-        if not (whole and named and within and 0.5 <= facts["confidence"] <= 0.9999):
-            raise ValueError
-    return facts
-
-
-def _damaged(screened: Screened) -> str:
-    return f"the review {screened.folder / FILE} is damaged: something in it is not what a review writes; put it back from a copy"
-
-
-def _check(name: str, number: int, most: int) -> None:
-    if not 1 <= number <= most:
-        raise BadInput(f"--{name} must be a whole number from 1 to {most:,}")
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite gives its other files the same mode
-    connection = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=FULL")  # an answer is on disk before the page says so
-    return connection
-
-
-def _begin(
-    connection: sqlite3.Connection, screened: Screened, sample: int | None, cap: int | None, confidence: float | None
-) -> None:
-    """Write what is fixed for the whole review and draw the sample, or check that it is this review."""
-    manifest = screened.manifest
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        begun = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'facts'").fetchone()[0]
-        if not begun:
-            for statement in (_TABLES + _FIXED).split(";\n"):
-                # A trigger holds a semicolon of its own, but none at the end of a line.
-                connection.execute(statement)
-            found, records = manifest["findings"], Records(screened)
-            facts = {
-                "confide_review": 1,
-                "digest": manifest["digest"],
-                "cap": cap or min(LARGEST_CAP, max(1, records.usual(USUAL))),
-                "confidence": CONFIDENCE if confidence is None else confidence,
-                "types": [
-                    *(name for name in sorted(found, key=lambda name: (-found[name], name)) if name != OTHER),
-                    OTHER,
-                ],
-                "nonce": entropy.token_hex(16),
-                "begun": _begun(screened) + 1,
-            }
-            rows = [(name, json.dumps(value)) for name, value in facts.items()]
-            connection.executemany("INSERT INTO facts VALUES (?, ?)", rows)
-            _draw(connection, screened, records, 0, sample or SAMPLE)
-        facts = _facts(connection)
-        _same(screened, facts, cap, confidence)
-        if "nonce" not in facts:  # of a review that an older confide began
-            connection.execute("INSERT INTO facts VALUES ('nonce', ?)", (json.dumps(entropy.token_hex(16)),))
-        if _begun(screened) < facts.get("begun", 1):
-            # Counted before the review is there: one that is lost in between counts too.
-            write_private(screened.folder / COUNTER, f"{facts.get('begun', 1)}\n")
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-
-
-def _begun(screened: Screened) -> int:
-    """How many reviews of this screening were begun, as a file says that outlives them."""
-    path = screened.folder / COUNTER
-    try:
-        number = int(path.read_text("ascii"))
-    except FileNotFoundError:
-        return 0
-    except ValueError:
-        number = 0
-    if not 1 <= number <= MOST_BEGUN:
-        raise BadInput(f"{path} is damaged; write the number of reviews into it that were begun of this screening")
-    return number
-
-
-def _same(screened: Screened, facts: dict[str, Any], cap: int | None, confidence: float | None) -> None:
-    if facts.get("confide_review") != 1 or facts["digest"] != screened.manifest["digest"]:
-        raise BadInput(f"{screened.folder / FILE} is a review of another screening; move it away")
-    for name, given in (("cap", cap), ("confidence", confidence)):
-        if given is not None and given != facts[name]:
-            raise BadInput(
-                f"this review was begun with --{name} {facts[name]:g}, and a bound holds only if that stays; leave --{name} out"
-            )
-
-
-def _draw(connection: sqlite3.Connection, screened: Screened, records: Records, have: int, want: int) -> None:
-    """Draw records uniformly with replacement, planted canaries apart, each with a coin for the cap.
-
-    *Formal guarantees.* Draws are independent and uniform over the records that are no canaries (rejection). Coins are
-    fresh for every draw, also for a record that was drawn before: the e-process needs each draw's count to be
-    independent of the ones before it.
-    """
-    canaries = screened.manifest.get("canaries")
-    drawn: list[int] = []
-    tries = 0
-    while have + len(drawn) < want:
-        tries += 1
-        if tries > 1000 and not drawn:
-            raise BadInput(f"{screened.folder} holds no records but planted canaries; there is nothing to review")
-        if not records.total:
-            raise BadInput(f"{screened.folder} holds no records; there is nothing to review")
-        some = [entropy.randbelow(records.total) for _ in range(want - have - len(drawn))]
-        planted = records.planted(some, canaries["canaries"], canaries["copies"]) if canaries else set()
-        drawn += [index for index in some if index not in planted]
-    rows = [(have + place, index, entropy.token_bytes(16)) for place, index in enumerate(drawn)]
-    connection.executemany("INSERT INTO draws VALUES (?, ?, ?)", rows)
 
 
 def _fold(state: State, actions: list[_Action]) -> State:
