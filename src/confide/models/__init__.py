@@ -18,7 +18,8 @@ try:
 except ImportError as error:
     raise ConfideError(f"models need {error.name}; install it with: pip install 'confide[train]'") from None
 
-from .loading import Lora, build, check_sums, load_trained, longest, save, save_tokenizer
+from .loading import build, check_sums, load_trained, longest, save, save_tokenizer
+from .lora import Lora
 from .lstm import LstmConfig, LstmForCausalLM, LstmModel, LstmState
 from .tokens import add_placeholders, encode, load_tokenizer, prepare
 

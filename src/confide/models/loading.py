@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,14 @@ import transformers
 
 from ..errors import BadInput, ConfideError
 from ..rundir import sha256_of
-from .lstm import LstmConfig, LstmForCausalLM
+from .built_in import built_in, made, name_tokens
+from .lora import Lora, adapted
+from .lstm import LstmConfig
 from .tokens import BUILT_IN, own_vocabulary, pretrained, room, source, why
 
 TASKS = ("causal", "classify")
 SUMS = "SHA256SUMS"
 SMALLER = 0.9  # a pretrained model may have some more rows than its tokenizer has tokens, not this many
-MOST = {
-    "embedding_size": 1 << 16,
-    "hidden_size": 1 << 16,
-    "num_hidden_layers": 1000,
-    "num_attention_heads": 1000,
-    "max_position_embeddings": 1 << 20,
-}
 # What a model may say of how its texts are drawn: kind, least and most. Anything else is left out: beams, for one, take any memory.
 TASTE: dict[str, tuple[type, float, float]] = {
     "do_sample": (bool, 0, 1),
@@ -45,23 +39,9 @@ TASTE: dict[str, tuple[type, float, float]] = {
     "eos_token_id": (int, -1, 1e9),
     "pad_token_id": (int, -1, 1e9),
 }
-GPT2_TINY = {"n_layer": 4, "n_embd": 128, "n_head": 4, "n_positions": 256}
 ADAPTER = "{spec} holds an adapter to another model; merge it first (PEFT's merge_and_unload) and save the whole model"
 # Parts of classifiers that a language model does not have: new weights are expected.
 _HEADS = frozenset({"classifier", "score", "pooler", "pre_classifier", "classification_head"})
-
-
-@dataclass(frozen=True)
-class Lora:
-    """Train low-rank adapters only. `targets` are names of linear layers; None: those that PEFT takes for the model.
-
-    Everything else stays frozen, the embedding row of an added `<MASK>` among it; it keeps its public start.
-    """
-
-    rank: int = 8
-    alpha: float = 16
-    targets: tuple[str, ...] | None = None
-    dropout: float = 0.0
 
 
 def build(
@@ -92,20 +72,25 @@ def build(
     name, _, given = spec.partition(":")
     with _seeded(seed), quiet():
         if name in BUILT_IN:
-            model = _built_in(name, given, tokenizer, task, labels, max_length, dropout)
+            model = built_in(name, given, tokenizer, task, labels, max_length, dropout)
         else:
             config = _config(spec, task, labels, dropout)
             if from_scratch:
-                model = _made(_scratch, spec, {"config": config, "tokenizer": tokenizer, "task": task})
+                model = made(_scratch, spec, {"config": config, "tokenizer": tokenizer, "task": task})
             else:
                 model = _pretrained(spec, config, task)
                 _fit(model, tokenizer, spec)
         model = model.float()
-        _name_tokens(model.config, tokenizer, new=from_scratch or name in BUILT_IN)
+        name_tokens(model.config, tokenizer, new=from_scratch or name in BUILT_IN)
         _check(model, spec, task, max_length)
         if task == "causal":
             _name_ends(model, tokenizer)
-        return model if lora is None else _adapted(model, lora, spec, task)
+        if lora is not None:
+            model = adapted(model, lora, spec)
+            for path, parameter in model.named_parameters():
+                if task == "classify" and _of_head(path):  # the new head is trained as well
+                    parameter.requires_grad_(True)
+        return model
 
 
 def _labels(classes: Sequence[str] | int | None) -> dict[str, Any]:
@@ -134,72 +119,6 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         messages.set_verbosity(before)
-
-
-# -- models that are made here -----------------------------------------------------------------------------------------
-
-
-def _built_in(
-    name: str, given: str, tokenizer: Any, task: str, labels: dict[str, Any], max_length: int | None, dropout: float
-) -> Any:
-    options = _options(name, given)
-    if name == "lstm":
-        if task != "causal":
-            raise BadInput(
-                "the LSTM is a language model and no classifier; take gpt2-tiny, or a hub model such as roberta-base"
-            )
-        if "hidden_size" in options and options.get("tie_word_embeddings", True):
-            options.setdefault("embedding_size", options["hidden_size"])
-        return LstmForCausalLM(_made(LstmConfig, name, {"dropout": dropout, **options, "vocab_size": room(tokenizer)}))
-    positions = {} if max_length is None else {"n_positions": max_length}
-    drops = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop", "summary_first_dropout"), dropout)
-    shape = {**GPT2_TINY, **positions, **drops, **options, **labels, "vocab_size": room(tokenizer)}
-    if shape["n_embd"] % shape["n_head"]:
-        raise BadInput(
-            f"gpt2-tiny: hidden_size {shape['n_embd']} is not a multiple of {shape['n_head']} attention heads"
-        )
-    config = _made(transformers.GPT2Config, name, shape)
-    _name_tokens(config, tokenizer, new=True)
-    kind = transformers.GPT2LMHeadModel if task == "causal" else transformers.GPT2ForSequenceClassification
-    return kind(config)
-
-
-def _options(name: str, given: str) -> dict[str, Any]:
-    """`hidden_size=300,num_hidden_layers=2` as a dictionary; sizes go by the same names for every model."""
-    known = {
-        "lstm": ("embedding_size", "hidden_size", "num_hidden_layers", "dropout", "tie_word_embeddings", "initializer_range"),
-        "gpt2-tiny": ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "tie_word_embeddings"),
-    }[name]  # fmt: skip
-    options: dict[str, Any] = {}
-    for item in filter(None, given.split(",")):
-        key, _, value = item.partition("=")
-        if key not in known:
-            raise BadInput(f"{name}: unknown option {key!r}; it has {', '.join(known)}")
-        found = _value(item, value)
-        if key in MOST and not 1 <= found <= MOST[key]:
-            raise BadInput(f"{name}: {key} is a whole number from 1 to {MOST[key]:,}")
-        options[transformers.GPT2Config.attribute_map.get(key, key) if name == "gpt2-tiny" else key] = found
-    return options
-
-
-def _value(item: str, text: str) -> int | float | bool:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            pass
-    raise BadInput(f"{item}: write it as name=number, or name=true or name=false")
-
-
-def _made(kind: Any, name: str, values: dict[str, Any]) -> Any:
-    try:
-        return kind(**values)
-    except BadInput:
-        raise
-    except Exception as error:  # transformers checks its configurations in ways that differ by version
-        raise BadInput(f"{name}: {str(error).splitlines()[0]}") from None
 
 
 # -- models of the hub or of a folder ----------------------------------------------------------------------------------
@@ -334,14 +253,6 @@ def _fit(model: Any, tokenizer: Any, spec: str) -> None:
         model.resize_token_embeddings(needed, mean_resizing=True)  # new rows: the mean of the pretrained ones
 
 
-def _name_tokens(config: Any, tokenizer: Any, *, new: bool) -> None:
-    """Write the tokenizer's special ids into the configuration; a pretrained model keeps the bos and eos that it has."""
-    config.pad_token_id = tokenizer.pad_token_id  # classifiers look for the last token before it
-    for name in ("bos_token_id", "eos_token_id"):
-        if new or getattr(config, name, None) is None:
-            setattr(config, name, getattr(tokenizer, name))
-
-
 def _check(model: Any, spec: str, task: str, max_length: int | None) -> None:
     most = longest(model)
     if max_length is not None and most is not None and max_length > most:
@@ -397,37 +308,6 @@ def _looks_ahead(model: Any) -> bool:
     model.train(training)
     change = (one - other).abs().amax(-1)
     return bool(change[:3].max() > 1e-4 * change[3])  # rounding is far below
-
-
-def _adapted(model: Any, lora: Lora, spec: str, task: str) -> Any:
-    """The model with adapters; of a classifier the new head is trained as well."""
-    try:
-        from peft import LoraConfig, get_peft_model
-        from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
-    except ImportError:
-        raise ConfideError("LoRA needs peft; install it with: pip install 'confide[train]'") from None
-    if isinstance(model, LstmForCausalLM):
-        raise BadInput("LoRA adapts linear layers and the LSTM has none; train it in full")
-    targets: Any = list(lora.targets or ()) or USUAL.get(model.config.model_type, "all-linear")
-    conv1d = any(isinstance(module, transformers.pytorch_utils.Conv1D) for module in model.modules())
-    try:
-        adapted = get_peft_model(
-            model,
-            LoraConfig(
-                r=lora.rank,
-                lora_alpha=lora.alpha,  # type: ignore[arg-type]
-                target_modules=targets,
-                lora_dropout=lora.dropout,
-                fan_in_fan_out=conv1d,
-            ),
-        )
-    except ValueError as error:
-        raise BadInput(f"{spec}: LoRA cannot be applied: {str(error).splitlines()[0]}") from None
-    if task == "classify":
-        for name, parameter in adapted.named_parameters():
-            if _of_head(name):
-                parameter.requires_grad_(True)
-    return adapted
 
 
 # -- folders -----------------------------------------------------------------------------------------------------------
