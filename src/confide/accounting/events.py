@@ -46,38 +46,34 @@ def short(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _check_sampled(event: PoissonGaussian | FixedSizeGaussian) -> None:
-    check_number("sampling rate", event.sampling_rate, MIN_RATE, 1, low_open=False)
-    check_number("noise multiplier", event.noise_multiplier, *NOISE, low_open=False)
-    check_count("steps", event.count)
+@dataclass(frozen=True)
+class _Sampled:
+    """Steps on a batch that is drawn at a rate."""
+
+    sampling_rate: float
+    noise_multiplier: float
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        check_number("sampling rate", self.sampling_rate, MIN_RATE, 1, low_open=False)
+        check_number("noise multiplier", self.noise_multiplier, *NOISE, low_open=False)
+        check_count("steps", self.count)
 
 
 @dataclass(frozen=True)
-class PoissonGaussian:
+class PoissonGaussian(_Sampled):
     """Steps that each include every record independently with probability `sampling_rate`, clip and add noise."""
 
     kind: ClassVar[str] = "poisson-gaussian"
     sampler: ClassVar[str] = "poisson"
-    sampling_rate: float
-    noise_multiplier: float
-    count: int = 1
-
-    def __post_init__(self) -> None:
-        _check_sampled(self)
 
 
 @dataclass(frozen=True)
-class FixedSizeGaussian:
+class FixedSizeGaussian(_Sampled):
     """Steps that each draw a batch of fixed size without replacement; `sampling_rate` is batch size / records."""
 
     kind: ClassVar[str] = "fixed-size-gaussian"
     sampler: ClassVar[str] = "fixed-size"
-    sampling_rate: float
-    noise_multiplier: float
-    count: int = 1
-
-    def __post_init__(self) -> None:
-        _check_sampled(self)
 
 
 @dataclass(frozen=True)
