@@ -17,7 +17,7 @@ from scipy import stats
 
 from ..accounting.audit import one_run_lower_bound, one_run_p_value, one_run_reach
 from ..accounting.events import check_count, check_number
-from ..accounting.guarantees import down, up
+from ..accounting.guarantees import down, many, up
 from ..accounting.missrate import check_beta
 from ..accounting.setting import Setting
 from ..errors import BadInput, Refused
@@ -211,7 +211,7 @@ def _held(
 
 def scope(records: int, adjacency: str, delta: float) -> str:
     """What a promised ε is about, as the beginning of a sentence."""
-    return f"for {records} changed record{'' if records == 1 else 's'} ({adjacency}) at delta {delta:.3g} "
+    return f"for {many(records, 'changed record')} ({adjacency}) at delta {delta:.3g} "
 
 
 def verdict(bound: float, certified: float, reach: float, promise: str) -> str:
@@ -315,6 +315,6 @@ def _promise(certificate: Mapping[str, Any] | None, policy: str, copies: int) ->
     records = Setting.from_plain(setting).k_repeated(copies)
     promise = next((g for g in guarantees if g["name"] == "group" and g["k"] == records), None)
     if promise is None or promise["epsilon"] is None:
-        many = "one changed record" if records == 1 else f"{records} changed records"
-        return None, f"the certificate holds no finite epsilon for {many}, which is what one coin changes"
+        changed = "one changed record" if records == 1 else f"{records} changed records"
+        return None, f"the certificate holds no finite epsilon for {changed}, which is what one coin changes"
     return promise, ""

@@ -18,7 +18,7 @@ from ..errors import BadInput, Refused
 from .likelihood import Row, Tick, log_likelihoods
 from .spaces import Space, Tokenised, tokenise, tokenise_all
 from .statistics import Floats, clopper_pearson
-from .tree import AGREE, Scored, Tree, build, check_fits, score
+from .tree import AGREE, ScoredTree, Tree, build, check_fits, score
 
 WAYS = ("auto", "exact", "sampled")
 TIE = 1e-6  # of a score: closer ones differ by rounding only
@@ -135,7 +135,7 @@ def _exact(
     samples: int,
     rng: np.random.Generator,
     tick: Tick,
-) -> tuple[list[dict[str, Any]], Scored]:
+) -> tuple[list[dict[str, Any]], ScoredTree]:
     """Ranks among all candidates; what is less likely than every canary is not looked at, since it changes no rank."""
     signs = space.signs(secrets)
     numbers = np.zeros(len(signs), dtype=np.int64)
@@ -172,7 +172,7 @@ def _sampled(
     samples: int,
     rng: np.random.Generator,
     tick: Tick,
-) -> tuple[list[dict[str, Any]], Scored]:
+) -> tuple[list[dict[str, Any]], ScoredTree]:
     """Ranks estimated from random candidates, with a Clopper–Pearson interval; beyond them, from a fitted tail."""
     drawn = rng.integers(0, len(space.alphabet), (samples, space.length), dtype=np.uint8)
     signs, which = np.unique(np.concatenate([space.signs(secrets), drawn]), axis=0, return_inverse=True)

@@ -191,3 +191,4 @@ _LINES = {
     "reconstruction": _reconstruction,
     "audit": _audit,
 }
+PARTS = tuple(_LINES)  # of attacks.json, in their order

@@ -17,7 +17,6 @@ from .lines import NOT_READ, lines
 from .outside import told
 
 FILE = "attacks.json"
-PARTS = ("exposure", "membership", "extraction", "inference", "reconstruction", "audit")
 
 
 def write_attacks(path: Path, found: dict[str, Any]) -> None:

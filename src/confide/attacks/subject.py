@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
 from ..accounting import Setting, read_ledger, verify
 from ..accounting.ceilings import Ceilings
-from ..accounting.guarantees import Accounts
+from ..accounting.guarantees import Accounts, many
 from ..errors import BadInput
 from ..models import load_trained
 from ..plain_yaml import CONFIG
@@ -299,17 +298,12 @@ class Subject:
         k = accounts.setting.k_repeated(max(canaries.copies))
         if k > MOST_COPIES or (k != 1 and accounts.groups == (1,)):
             return None, f"no curve is computed for {k} changed records"
-        return Ceilings(accounts.curve(k, accounts.phase)), f"{k} changed record{'s' if k > 1 else ''}"
+        return Ceilings(accounts.curve(k, accounts.phase)), many(k, "changed record")
 
 
 def _groups(screened: Screened, part: str) -> Iterator[str]:
-    try:
-        for batch in screened.batches(part, ("group",)):
-            yield from batch["group"].to_pylist()
-    except (OSError, pa.ArrowException) as error:
-        raise BadInput(
-            f"{screened.folder / part} cannot be read ({type(error).__name__}); screen the corpus again"
-        ) from None
+    for batch in screened.batches(part, ("group",)):
+        yield from batch["group"].to_pylist()
 
 
 def _hashes(screened: Screened, column: str) -> NDArray[np.int64]:

@@ -16,10 +16,11 @@ from ..policies import load
 from ..rundir import locked
 from ..training.building import new_model
 from ..training.run import Run
+from .lines import PARTS
 from .on_canaries import black_box, claimed, exposure_of, exposures, refuse_shared_coins, white_box
 from .on_records import extractions, membership_of, memberships, screened_alike
 from .options import Options, tried
-from .output import FILE, PARTS, read_attacks, refuse_contradicted, undone, write_attacks
+from .output import FILE, read_attacks, refuse_contradicted, undone, write_attacks
 from .outside import read_candidates, told
 from .subject import Canaries, Subject
 

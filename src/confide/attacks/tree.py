@@ -83,7 +83,7 @@ class Tree:
         return self.first[level][nodes + 1] > self.first[level][nodes]
 
 
-class Scored(NamedTuple):
+class ScoredTree(NamedTuple):
     """Log-likelihoods of the candidates (−inf: below the floor), how they were made, and how many nodes the model saw."""
 
     totals: Floats
@@ -120,7 +120,7 @@ def build(stem: Sequence[int], paths: NDArray[Any], lengths: NDArray[Any]) -> Tr
     return Tree(tuple(stem), tokens, parents, first, levels, nodes)
 
 
-def score(model: Any, tree: Tree, *, floor: float = -math.inf, tick: Tick = lambda done: None) -> Scored:
+def score(model: Any, tree: Tree, *, floor: float = -math.inf, tick: Tick = lambda done: None) -> ScoredTree:
     """The log-likelihood of every candidate's tokens after the stem, those below `floor` left out as −inf.
 
     `tick` is told how many nodes (or, for plain rows, candidates) were done since it was last called.
@@ -139,8 +139,8 @@ def score(model: Any, tree: Tree, *, floor: float = -math.inf, tick: Tick = lamb
             totals = _totals(tree, levels)
             seen = totals[chosen] > -math.inf
             if _close(totals[chosen][seen], known[seen]) and bool((known[~seen] < floor + AGREE).all()):
-                return Scored(totals, "states" if engine is _by_states else "packed", nodes)
-        return Scored(_plain(model, tree, np.arange(tree.candidates), tick), "plain", tree.candidates)
+                return ScoredTree(totals, "states" if engine is _by_states else "packed", nodes)
+        return ScoredTree(_plain(model, tree, np.arange(tree.candidates), tick), "plain", tree.candidates)
 
 
 def check_fits(model: Any, tree: Tree) -> None:

@@ -122,10 +122,11 @@ def policy_name(spec: str) -> str:
     kind, colon, argument = spec.partition(":")
     if kind == "scores" and re.fullmatch(r"[\w.-]+/[\w.-]+", argument) and not Path(argument).exists():
         return spec
-    return kind + colon + _last(argument) if colon else _last(spec)
+    return kind + colon + last_component(argument) if colon else last_component(spec)
 
 
-def _last(path: str) -> str:
+def last_component(path: str) -> str:
+    """What a file or folder is called, without where it lies."""
     return re.split(r"[/\\]", path.rstrip("/\\"))[-1]
 
 

@@ -11,10 +11,10 @@ from typing import Any
 from ..accounting import Ledger, Review, Setting, read_ledger
 from ..accounting.guarantees import Accounts
 from ..accounting.missrate import states_its_counts
+from ..attacks.lines import PARTS
 from ..errors import UNREADABLE, BadInput, ConfideError
 from ..plain_yaml import CONFIG, run_config
 
-ATTACKS = ("exposure", "membership", "extraction", "inference", "reconstruction", "audit")
 NUMBER = (int, float)
 
 
@@ -40,7 +40,7 @@ def read_attacks(folder: Path, again: str) -> dict[str, Any] | None:
         _must(all(isinstance(one, str) for one in _of(found["contradictions"], list)))
         _of(found.get("shareable", []), list)
         _of(found.get("certificate") or {}, dict)
-        for name in ATTACKS:
+        for name in PARTS:
             _of(found.get(name, {}), dict)
         audit = found.get("audit", {})
         for part in () if "skipped" in audit else audit.values():

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from ..policies import policy_name
+from ..policies.loading import last_component, policy_name
 from .gather import Found, Missing
 
 CANARY_ATTACKS = ("exposure", "audit")  # about invented secrets; nothing else of attacks.json is public
@@ -69,11 +69,7 @@ def without_paths(text: str, *known: str) -> str:
 
 def model_name(model: str) -> str:
     """A model's name on the hub, or the last component of its folder."""
-    return model if _HUB.fullmatch(model) and not Path(model).exists() else _last(model)
-
-
-def _last(path: str) -> str:
-    return re.split(r"[/\\]", path.rstrip("/\\"))[-1]
+    return model if _HUB.fullmatch(model) and not Path(model).exists() else last_component(model)
 
 
 def _names(found: Found) -> dict[str, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..accounting import Setting, verify
-from ..accounting.guarantees import down, up
+from ..accounting.guarantees import down, many, up
 from ..errors import UNREADABLE, ConfideError
 from ..training.options import PRIVATE
 
@@ -160,10 +160,9 @@ def _certified(part: Mapping[str, Any], certificate: Mapping[str, Any] | None) -
 def _contradiction(part: Mapping[str, Any]) -> Iterator[str]:
     bound, certified = part.get("lower_bound"), part.get("certified")
     if isinstance(bound, (int, float)) and certified is not None and bound > certified:
-        k = part.get("records", 1)
         yield (
-            f"The audit shows an epsilon of at least {down(bound)}, but the certificate promises at most {up(certified)} for {k} "
-            f"changed record{'' if k == 1 else 's'}."
+            f"The audit shows an epsilon of at least {down(bound)}, but the certificate promises at most {up(certified)} for "
+            f"{many(part.get('records', 1), 'changed record')}."
         )
 
 

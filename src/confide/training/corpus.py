@@ -79,21 +79,12 @@ def examples(screened: Screened, source: Source, encoder: Encoder, rows: int = R
         columns = source.columns(part, encoder)
         _has(screened, part, columns)
         first = 0
-        for batch in _batches(screened, part, columns, rows):
+        for batch in screened.batches(part, columns, rows):
             yield [
                 _example(row, source.view, f"row {first + i} of the {part} part")
                 for i, row in enumerate(batch.to_pylist())
             ]
             first += batch.num_rows
-
-
-def _batches(screened: Screened, part: str, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
-    try:
-        yield from screened.batches(part, columns, rows)
-    except (OSError, pa.ArrowException) as error:
-        raise BadInput(
-            f"{screened.folder / part} cannot be read ({type(error).__name__}); screen the corpus again"
-        ) from None
 
 
 def _has(screened: Screened, part: str, columns: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ..dp.head import can_fuse, hidden_states, parts
+from ..dp.head import can_fuse, evaluating, hidden_states, parts
 from ..dp.losses import IGNORED, check_labels, model_logits, rows, targets
 from ..dp.rules.base import single
 from ..errors import BadInput
@@ -273,15 +273,9 @@ def target_logits(
 @contextmanager
 def scoring(model: nn.Module, device: torch.device | str | None) -> Iterator[torch.device]:
     """No dropout, no gradients, and the model as it was afterwards."""
-    training = [module for module in model.modules() if module.training]
     place = torch.device(device) if device is not None else next((p.device for p in model.parameters()), None)
-    model.eval()
-    try:
-        with torch.inference_mode():
-            yield place or torch.device("cpu")
-    finally:
-        for module in training:
-            module.training = True
+    with evaluating(model), torch.inference_mode():
+        yield place or torch.device("cpu")
 
 
 def check_vocabulary(model: nn.Module, largest: int) -> None:

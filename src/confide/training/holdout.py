@@ -7,7 +7,6 @@ from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import BadInput
@@ -30,10 +29,7 @@ def split_rows(screened: Screened, part: str, share: float) -> tuple[Rows, Rows]
 def _split(folder: Path, digest: str, part: str, share: float) -> tuple[Rows, Rows]:
     screened = Screened.open(folder)
     groups = (group for batch in screened.batches(part, ("group",)) for group in batch["group"].to_pylist())
-    try:
-        held = np.fromiter((_place(group) < share * 2**64 for group in groups), bool)
-    except (OSError, pa.ArrowException) as error:
-        raise BadInput(f"{folder / part} cannot be read ({type(error).__name__}); screen the corpus again") from None
+    held = np.fromiter((_place(group) < share * 2**64 for group in groups), bool)
     if len(held) != screened.manifest[part]:
         raise BadInput(f"{folder / part} has not as many records as its manifest says; screen the corpus again")
     return np.flatnonzero(~held), np.flatnonzero(held)
