@@ -48,8 +48,8 @@ MISTAKES = {
     ),
     "the Bloom filter for free": (
         "accounting/guarantees.py",
-        'if self.setting.dedup != "bloom":',
-        "if True:",
+        "failure=self.setting.bloom_cost(k)",
+        "failure=0.0",
         "accounting/test_certificate.py::test_a_keyed_bloom_filter_costs_its_false_positives",
     ),
     "steps beyond the plan": (

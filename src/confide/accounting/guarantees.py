@@ -36,15 +36,10 @@ class Accounts:
     def curve(self, k: int, phase: str | None = None) -> AnyCurve:
         """The curve of a phase, or of all, for k records.
 
-        *Formal guarantees.* Includes what a Bloom filter may cost: for a key without false positives among the n+k units
-        of both corpora the runs agree with exact dedup; other keys have probability at most (n+k)/(n+1) times
-        `bloom_delta`, which is added to every δ.
+        *Formal guarantees.* What a Bloom filter may cost (`Setting.bloom_cost`) is added to every δ.
         """
         found = any_curve(self.ledger.charged(phase), self.setting.adjacency, k)
-        if self.setting.dedup != "bloom":
-            return found
-        records = self.setting.private_records
-        return dataclasses.replace(found, failure=self.setting.bloom_delta * (records + k) / (records + 1))
+        return dataclasses.replace(found, failure=self.setting.bloom_cost(k))
 
     @property
     def conditional(self) -> bool:

@@ -173,6 +173,15 @@ class Setting:
             return self.k_missed * copies
         return max(self.k_missed, self._survivors)
 
+    def bloom_cost(self, k: int) -> float:
+        """What a Bloom filter may take of δ where k records change.
+
+        *Formal guarantees.* For a key without false positives among the n+k units of both corpora the runs agree with exact
+        dedup; other keys have probability at most (n+k)/(n+1) times `bloom_delta`.
+        """
+        n = self.private_records
+        return self.bloom_delta * (n + k) / (n + 1) if self.dedup == "bloom" else 0.0
+
     def to_plain(self) -> dict[str, Any]:
         """For the ledger; a setting looks as it did before there were the fields that came later, where they say nothing new."""
         later = {"evidence": "", "weights": "outside"}

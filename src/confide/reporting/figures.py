@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..accounting.guarantees import many
 from ..wording import epsilon, number, share, share_up, small
 from .attack_figures import attack_charts, forbidden, rates
 from .drawing import BLUE, GREEN, INK, MUTED, ORANGE, RED, Chart, draw, plain_log
@@ -114,7 +115,7 @@ def _privacy_curve(found: Found) -> Chart:
 
     def paint(axes: Any) -> None:
         for curve, style in zip(found.curves, ("-", "--", "-.", ":"), strict=False):
-            axes.semilogy(curve["epsilons"], curve["deltas"], style, label=_records(curve["k"]))
+            axes.semilogy(curve["epsilons"], curve["deltas"], style, label=many(curve["k"], "record"))
         axes.axhline(delta, color=MUTED, linewidth=1, linestyle=(0, (2, 2)))
         axes.text(
             0.995,
@@ -134,13 +135,13 @@ def _privacy_curve(found: Found) -> Chart:
 
     picks = range(0, 81, 8)
     rows = [
-        (_records(one["k"]), number(one["epsilons"][i], 3), small(one["deltas"][i]))
+        (many(one["k"], "record"), number(one["epsilons"][i], 3), small(one["deltas"][i]))
         for one in found.curves
         for i in picks
     ]
     alt = "Line chart: the proven delta falls as epsilon grows"
     if main is not None:
-        alt += f"; epsilon {epsilon(main['epsilon'])} at delta {small(main['delta'])} for {_records(main['k'])}"
+        alt += f"; epsilon {epsilon(main['epsilon'])} at delta {small(main['delta'])} for {many(main['k'], 'record')}"
     return draw(
         "curve", "The privacy curve", paint, alt=alt + ".", columns=("changed", "epsilon", "delta at most"), rows=rows,
         caption="Every pair (ε, δ) on a line is proven at once. The dot is the one that the certificate states.",
@@ -247,7 +248,3 @@ def _groups(groups: Sequence[dict[str, Any]]) -> Chart:
         "groups", "The guarantee for several records", paint, alt=alt, columns=("k", "epsilon", "delta"), rows=rows,
         caption=f"A secret that stands in k records needs the bar of k. All at δ = {small(groups[0]['delta'])}.",
     )  # fmt: skip
-
-
-def _records(k: int) -> str:
-    return "1 record" if k == 1 else f"{k} records"

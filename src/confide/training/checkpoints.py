@@ -7,7 +7,6 @@ are fresh after a resume. The weights are not redacted in any way: a checkpoint 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -26,7 +25,7 @@ from torch.optim import Optimizer
 
 from ..accounting.ledger import canonical, head_at
 from ..errors import BadInput, ConfideError, Contradiction
-from ..rundir import sha256_of, sync_folder
+from ..rundir import make_folder, sha256_of, sync_folder, write_private
 
 FORMAT = 1
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -94,14 +93,14 @@ def save(
     except (TypeError, ValueError):
         raise BadInput("the state of a checkpoint must be plain JSON values without NaN or infinity") from None
     try:
-        _make_private(folder)
+        make_folder(folder, 0o700)
         for stale in folder.glob("*.partial"):  # of a save that was killed
             shutil.rmtree(stale)
-        _make_private(partial)
+        make_folder(partial, 0o700)
         _write_tensors(partial / MODEL, _tensors(model, trained_only))
         _write_tensors(partial / OPTIMIZER, moments)
         body["files"] = {name: sha256_of(partial / name) for name in (MODEL, OPTIMIZER)}
-        _write_text(partial / STATE, canonical({**body, "hash": _hash(body)}))
+        write_private(partial / STATE, canonical({**body, "hash": _hash(body)}))
         sync_folder(partial)
         _put_in_place(partial, path)
     except BaseException as error:
@@ -391,21 +390,8 @@ def _load(path: Path) -> dict[str, Tensor]:
         raise BadInput(f"{path} cannot be read, though it was whole a moment ago; resume again") from None
 
 
-def _write_text(path: Path, text: str) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _hash(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(body).encode()).hexdigest()
-
-
-def _make_private(folder: Path) -> None:
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700, parents=True)
-        sync_folder(folder.parent)
 
 
 def _put_in_place(partial: Path, path: Path) -> None:

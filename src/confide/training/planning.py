@@ -167,7 +167,7 @@ class TrainingPlan:
         spent += [event for phase, event in noisy.items() if phase == "tuning"]
         if not spent:
             return 0.0
-        delta = self.options.delta - bloom_cost(self.setting)
+        delta = self.options.delta - self.setting.bloom_cost(self.setting.k_missed)
         return curve(spent, self.setting.adjacency, self.setting.k_missed).epsilon(delta)
 
     @property
@@ -354,7 +354,7 @@ def _noise(made: TrainingPlan, phase: Phase, rate: float, steps: int, earlier: l
     options, setting = made.options, made.setting
     assert options.epsilon is not None
     assert options.delta is not None
-    delta = options.delta - bloom_cost(setting)
+    delta = options.delta - setting.bloom_cost(setting.k_missed)
     if delta <= 0:
         raise Refused(
             f"the Bloom filter's false positives alone may cost delta {setting.bloom_delta:g}, of {options.delta:g} in all; "
@@ -375,12 +375,6 @@ def _noise(made: TrainingPlan, phase: Phase, rate: float, steps: int, earlier: l
         ).noise_multiplier  # fmt: skip
     except BadInput as error:
         raise Refused(f"{error}. {_nearest(made, lambda noise: [*earlier, *events(noise)], delta, rate)}") from None
-
-
-def bloom_cost(setting: Setting) -> float:
-    """What a Bloom filter takes of δ for the k records of one secret, as the certificate counts it."""
-    records, k = setting.private_records, setting.k_missed
-    return setting.bloom_delta * (records + k) / (records + 1) if setting.dedup == "bloom" else 0.0
 
 
 def _events(made: TrainingPlan, phase: Phase, rate: float, steps: int) -> Callable[[float], list[Event]]:

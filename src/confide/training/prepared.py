@@ -92,12 +92,12 @@ class Prepared:
             if not len(rows):
                 return None
             source = Source(("public",), "screened")
-            return self._stream(self._tokenised(source, encoder), rows)
+            return self.stream(self._tokenised(source, encoder), rows)
         held = outside(screened, options.validation, everything=options.validate_on == "all")
         name = fingerprint(screened, Source(("public",), "screened"), encoder)[:16]
         folder = self.folder / TOKENS / f"validation-{name}"
         examples = [Example(one.text, "raw", one.turns, (), one.label, "a validation record") for one in held]
-        return self._stream(_made(folder, lambda: iter(encoder.encode(examples))))
+        return self.stream(_made(folder, lambda: iter(encoder.encode(examples))))
 
     def encoder(self, phase: Phase | None) -> Encoder:
         options = self.plan.options
@@ -119,15 +119,15 @@ class Prepared:
         tokens = self._tokenised(source, self.encoder(phase))
         rows = self.plan.rows(source)
         if source.view != "segments" or phase.whole_segments:
-            return self._stream(tokens, rows)
+            return self.stream(tokens, rows)
         folder = tokens.folder.with_name(f"{tokens.folder.name}-{derive.__name__}")
-        return self._stream(_made(folder, lambda: derive(tokens[int(row)] for row in rows)))
+        return self.stream(_made(folder, lambda: derive(tokens[int(row)] for row in rows)))
 
     def _by_hand(self, phase: Phase) -> Stream:
         encoder = self.encoder(phase)
         file = str(self.plan.options.screened_by_hand)
         folder = self.folder / TOKENS / "screened-by-hand"
-        return self._stream(_made(folder, lambda: iter(encoder.encode(byhand.read(file)))))
+        return self.stream(_made(folder, lambda: iter(encoder.encode(byhand.read(file)))))
 
     def _tokenised(self, source: Source, encoder: Encoder) -> TokenFile:
         """Tokens of a source; rank 0 makes them, the others wait for it."""
@@ -135,12 +135,13 @@ class Prepared:
         processes.shared(lambda: tokenise(self.plan.screened, source, encoder, folder, self.tick).folder)
         return TokenFile.open(folder)
 
-    def _stream(self, tokens: TokenFile, rows: NDArray[np.int64] | None = None) -> Stream:
+    def stream(self, tokens: TokenFile, rows: NDArray[np.int64] | None = None) -> Stream:
+        """Some rows of a file of tokens, or all of it, as batches on the model's device."""
         rows = np.arange(len(tokens)) if rows is None else rows
         return Stream(tokens, rows, tokens.lengths[rows], self.tokenizer.pad_token_id, self.device)
 
     def _nothing(self) -> Stream:
-        return self._stream(_made(self.folder / TOKENS / "nothing", lambda: iter(())))
+        return self.stream(_made(self.folder / TOKENS / "nothing", lambda: iter(())))
 
 
 def _made(folder: Path, records: Callable[[], Iterator[Any]]) -> TokenFile:

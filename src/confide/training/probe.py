@@ -23,7 +23,7 @@ from .encoding import Encoder, Tokens
 from .optim import make_optimizer
 from .phases import Phase, Slot
 from .planning import TrainingPlan
-from .prepared import Prepared, Stream
+from .prepared import Prepared
 from .selective import Selective
 from .steps import PublicGradients, autocast, count_targets
 
@@ -82,14 +82,10 @@ def _alike(plan: TrainingPlan, phase: Phase, encoder: Encoder) -> list[Tokens]:
 def _public(prepared: Prepared, tokens: TokenFile, optimizer: torch.optim.Optimizer) -> float:
     options, model = prepared.plan.options, prepared.model.train()
     gradients = PublicGradients(model, options.task)
-    size = min(options.microbatch, options.batch_size)
+    size, stream = min(options.microbatch, options.batch_size), prepared.stream(tokens)
 
     def step() -> None:
-        rows = np.random.default_rng().integers(len(tokens), size=size)
-        batch = {
-            name: value.to(prepared.device)
-            for name, value in tokens.batch(rows, prepared.tokenizer.pad_token_id).items()
-        }
+        batch = stream.batch(np.random.default_rng().integers(len(tokens), size=size))
         with autocast(options.precision, prepared.device):
             gradients.backward(batch, max(1, count_targets(batch, options.task)))
 
@@ -110,8 +106,7 @@ def _selective(prepared: Prepared, tokens: TokenFile, optimizer: torch.optim.Opt
     segments has. So neither one release nor a smaller batch tells what it costs.
     """
     count = prepared.plan.records(phase.private)
-    rows = np.resize(np.arange(len(tokens)), count)
-    stream = Stream(tokens, rows, tokens.lengths[rows], prepared.tokenizer.pad_token_id, prepared.device)
+    stream = prepared.stream(tokens, np.resize(np.arange(len(tokens)), count))
     steps = Selective(prepared.plan, phase, prepared, stream, optimizer)
     try:
         return _seconds(lambda: steps.step(Slot(0, 0, "private", 0), lambda slot: 0.0))
@@ -126,15 +121,11 @@ def _private(prepared: Prepared, tokens: TokenFile, optimizer: torch.optim.Optim
     gradients = PrivateGradients(
         model, own, task=options.task, reduction=options.reduction, clipping=options.clipping, checked=False
     )
-    steps = own.run()
+    steps, stream = own.run(), prepared.stream(tokens)
 
     def release() -> None:
         step = next(steps)
-        rows = np.random.default_rng().integers(len(tokens), size=size)
-        batch = {
-            name: value.to(prepared.device)
-            for name, value in tokens.batch(rows, prepared.tokenizer.pad_token_id).items()
-        }
+        batch = stream.batch(np.random.default_rng().integers(len(tokens), size=size))
         with autocast(options.precision, prepared.device):
             gradients.accumulate(batch)
         gradients.release(step)
