@@ -57,7 +57,7 @@ def screened(tmp_path, monkeypatch):
     def run(texts, policy, per_chunk=3, **options):
         rows = [Row(i + 1, Record(f"r{i}", text, f"r{i}")) for i, text in enumerate(texts)]
         cut = [rows[i : i + per_chunk] for i in range(0, len(rows), per_chunk)]
-        monkeypatch.setattr(readers, "sources", lambda corpus: [])
+        monkeypatch.setattr("confide.screening.pipeline.sources", lambda corpus: [])
         monkeypatch.setattr(
             readers,
             "chunks",

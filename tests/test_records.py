@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from confide import records
 from confide.errors import BadInput
-from confide.readers import chunks, sources
+from confide.readers import chunks
 from confide.records import MARK, Chunk, Columns, Fields, Turn, escape, parse
+from confide.sources import sources
 
 SECRET = "hunter2"
 WORDS = [

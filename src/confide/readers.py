@@ -1,7 +1,7 @@
-"""Readers: files, folders, globs and URIs come in; chunks small enough for one worker go out.
+"""Readers: the files of a corpus come in; chunks small enough for one worker go out.
 
-`sources` names the files; `chunks` streams through them in the main process and only cuts: `records.parse` reads a
-chunk in a worker. Memory is bounded by the size of a chunk and by the longest line allowed.
+`chunks` streams through them in the main process and only cuts: `records.parse` reads a chunk in a worker. Memory is
+bounded by the size of a chunk and by the longest line allowed.
 """
 
 from __future__ import annotations
@@ -9,45 +9,22 @@ from __future__ import annotations
 import contextlib
 import csv
 import gzip
-import json
-import os
-import re
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from io import BytesIO
 from typing import IO, Any, NamedTuple
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from . import records
 from .errors import BadInput
 from .records import Bad, Chunk, Columns, Fields, choose_columns, decode_json, too_long
+from .sources import Source, cause
 
-FORMATS = {
-    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet",
-    ".arrow": "arrow", ".txt": "text", ".text": "text", ".md": "text",
-}  # fmt: skip
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 TEXT_AS = ("file", "line", "paragraph")
 
 _ENDS = {"jsonl": (b"\n",), "line": (b"\n",), "paragraph": (b"\n\n", b"\n\r\n"), "file": ()}
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 _ANY = Columns("text", None, None)
-
-
-@dataclass(frozen=True)
-class Source:
-    """One file of the corpus."""
-
-    name: str  # below the folder that all files share: unique, for messages
-    stem: str  # for ids: the name, without suffixes if no two files then have one name
-    format: str
-    compression: str | None
-    path: str
-    filesystem: Any = field(repr=False, compare=False)
 
 
 class _Piece(NamedTuple):
@@ -59,138 +36,6 @@ class _Piece(NamedTuple):
     payload: Any
     offset: int = 0
     bad: tuple[Bad, ...] = ()
-
-
-# -- which files ------------------------------------------------------------------------------------------------------
-
-
-def sources(corpus: Sequence[str]) -> list[Source]:
-    """The files of a corpus in a stable order: sorted by name, each once.
-
-    An item is a file, a folder with all below it, a folder that Hugging Face datasets saved with `save_to_disk`, a
-    glob, or an fsspec URI of one of these.
-    """
-    found: dict[tuple[str, ...], tuple[Any, str]] = {}
-    for item in corpus:
-        filesystem, paths = _resolve(item)
-        protocol = filesystem.protocol if isinstance(filesystem.protocol, str) else filesystem.protocol[0]
-        for path in paths:
-            found[protocol, *path.strip("/").split("/")] = filesystem, path
-    if not found:
-        raise BadInput("the corpus names no file; give files, folders, patterns or addresses that hold one")
-    shared = _shared(list(found))
-    names = {key: "/".join(key[shared:]) for key in found}
-    short = len({_stem(name) for name in names.values()}) == len(names)
-    files = []
-    for key, (filesystem, path) in found.items():
-        name = names[key]
-        if _UNPRINTABLE.search(name):
-            raise BadInput(f"{name!a}: rename the file; its name is not printable UTF-8")
-        files.append(Source(name, _stem(name) if short else name, *_format(name), path, filesystem))
-    return sorted(files, key=lambda file: file.name)
-
-
-def _resolve(item: str) -> tuple[Any, list[str]]:
-    """The file system of a corpus item and the files that it stands for."""
-    shown = re.sub(r"//[^/@]*@", "//", item)  # without a password
-    try:
-        filesystem, path = fsspec.core.url_to_fs(item)
-        if filesystem.isfile(path):
-            return filesystem, [path]
-        if filesystem.isdir(path):
-            paths = _below(filesystem, path, shown)
-        else:
-            paths = [match for match in filesystem.glob(path) if filesystem.isfile(match)]
-    except BadInput:
-        raise
-    except ImportError as error:
-        raise BadInput(f"{shown}: its protocol needs a package that is not installed ({error})") from None
-    except Exception as error:  # file systems raise what they like
-        raise BadInput(f"{shown} cannot be read: {_cause(error)}") from None
-    if not paths:
-        raise BadInput(f"{shown} names no file; is the path or the pattern right?")
-    return filesystem, paths
-
-
-def _below(filesystem: Any, folder: str, shown: str) -> list[str]:
-    """The files below a folder but hidden and screened ones; of a saved data set only its data files."""
-    found = filesystem.find(folder, detail=True)
-    for path, about in found.items():
-        if about.get("type") == "other":  # a pipe would be waited for without end
-            raise BadInput(
-                f"{shown}: {os.path.basename(path)} is neither a file nor a folder; take it away, or name the files one by one"
-            )
-    paths = sorted(found)
-    hidden = re.compile(r"/[._][^/]*")
-    paths = [path for path in paths if not hidden.search(path[len(folder.rstrip("/")) :])]
-    for marker in [path for path in paths if path.endswith("/SENSITIVE")]:
-        paths = [path for path in paths if not path.startswith(marker.removesuffix("SENSITIVE"))]
-    for marker in [path for path in paths if path.endswith("/dataset_dict.json")]:
-        home = shown.rstrip("/") + marker[len(folder.rstrip("/")) :].removesuffix("dataset_dict.json")
-        splits = _json(filesystem, marker).get("splits")
-        named = " or ".join(f"{home}{split}" for split in splits) if isinstance(splits, list) else f"{home}train"
-        raise BadInput(f"{home} holds a data set with splits; name the one to read: {named}")
-    for marker in [path for path in paths if path.endswith("/state.json")]:
-        home = marker.removesuffix("state.json")
-        if home + "dataset_info.json" in paths:
-            listed = _data_files(_json(filesystem, marker), shown)
-            paths = [path for path in paths if not path.startswith(home)] + [home + name for name in listed]
-    return paths
-
-
-def _data_files(state: dict[str, Any], shown: str) -> list[str]:
-    if state.get("_indices_data_files") or state.get("_indices_files"):
-        raise BadInput(f"{shown} stores a selection of rows; save the data set again after flatten_indices()")
-    listed = [entry.get("filename") for entry in state.get("_data_files") or [] if isinstance(entry, dict)]
-    if not listed or not all(isinstance(name, str) and name.endswith(".arrow") for name in listed):
-        raise BadInput(f"{shown}: state.json lists no Arrow files; save the data set again with save_to_disk")
-    if any("/" in str(name) or "\\" in str(name) for name in listed):
-        raise BadInput(
-            f"{shown}: state.json names a file outside of the data set's folder; save it again with save_to_disk"
-        )
-    return [str(name) for name in listed]
-
-
-def _json(filesystem: Any, path: str) -> dict[str, Any]:
-    try:
-        with filesystem.open(path, "rb") as stream:
-            found = json.load(stream)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise BadInput(f"{path} is not the JSON object that save_to_disk writes")
-    return found
-
-
-def _shared(keys: list[tuple[str, ...]]) -> int:
-    """How many folders the files have in common."""
-    first, last = min(keys), max(keys)
-    return next((i for i, (a, b) in enumerate(zip(first[:-1], last[:-1], strict=False)) if a != b),
-                min(len(first), len(last)) - 1)  # fmt: skip
-
-
-def _suffixes(name: str) -> tuple[str, str]:
-    """The suffix that says the format and the one that says the compression, as written."""
-    compression = next((suffix for suffix in COMPRESSIONS if name.lower().endswith(suffix)), "")
-    base = name.rsplit("/", 1)[-1]
-    rest = base[: len(base) - len(compression)]
-    return rest[rest.rfind(".") :] if rest.rfind(".") > 0 else "", base[len(rest) :]
-
-
-def _stem(name: str) -> str:
-    return name[: len(name) - sum(map(len, _suffixes(name)))]
-
-
-def _format(name: str) -> tuple[str, str | None]:
-    suffix, packed = (part.lower() for part in _suffixes(name))
-    found = FORMATS.get(suffix)
-    if found is None or (packed and found in ("parquet", "arrow")):
-        known = ", ".join(FORMATS)
-        raise BadInput(f"{name}: unknown format; known are {known}, the text ones also with .gz or .zst")
-    return found, COMPRESSIONS.get(packed)
-
-
-# -- cutting ----------------------------------------------------------------------------------------------------------
 
 
 def chunks(files: Sequence[Source], fields: Fields, text_as: str = "file", size: int = 1 << 20) -> Iterator[Chunk]:
@@ -243,18 +88,7 @@ def _readable(file: Source) -> Iterator[None]:
     except BadInput:
         raise
     except Exception as error:  # file systems and codecs raise what they like
-        raise BadInput(f"{file.name} cannot be read: {_cause(error)}") from None
-
-
-def _cause(error: Exception) -> str:
-    """Why reading failed. The error's own words may quote the file, so only its kind is told."""
-    if isinstance(error, OSError) and error.errno is not None and error.strerror:
-        return error.strerror
-    if isinstance(error, FileNotFoundError):
-        return "there is no such file"
-    if isinstance(error, EOFError | zlib.error | OSError | pa.ArrowException):
-        return "it is truncated or damaged, or not what its name says"
-    return f"the file system reports {type(error).__name__}"
+        raise BadInput(f"{file.name} cannot be read: {cause(error)}") from None
 
 
 def _blocks(file: Source, stream: IO[bytes], size: int) -> Iterator[bytes]:

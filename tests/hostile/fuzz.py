@@ -48,6 +48,7 @@ from confide.policies import load
 from confide.records import MARK, MASK
 from confide.screening.canaries import parse_canaries
 from confide.screening.treatment import treat
+from confide.sources import sources
 from confide.splitting import UNITS, split
 
 SECONDS = 10  # a case may take; most take a thousandth of one
@@ -183,7 +184,7 @@ def read_corpus(coins, home):
     text_as, size = coins.choice(readers.TEXT_AS), coins.choice((64, 100, 1000, 1 << 20))
 
     def act():
-        for chunk in readers.chunks(readers.sources([str(path)]), fields, text_as, size):
+        for chunk in readers.chunks(sources([str(path)]), fields, text_as, size):
             good, bad = records.parse(chunk)
             assert not any(SECRET in str(one) for one in bad)
             for row in good:
@@ -211,7 +212,7 @@ def saved_dataset(coins, home):
     tree = {"_data_files": [{"filename": coins.choice(names)}], "_indices_data_files": None, "_split": "train"}
     data = as_bytes(json.dumps(twisted(coins, tree) if coins.random() < 0.7 else tree))
     (folder / "state.json").write_bytes(bent(coins, data) if coins.random() < 0.4 else data)
-    found = refused(lambda: readers.sources([str(folder)]))
+    found = refused(lambda: sources([str(folder)]))
     assert all(Path(one.path).resolve().is_relative_to(folder.resolve()) for one in found or ())
 
 

@@ -23,6 +23,7 @@ from confide.plain_yaml import run_config
 from confide.policies import compose, load
 from confide.policies.base import Finding
 from confide.screening import Options, screen
+from confide.sources import sources
 from confide.training.options import Options as TrainingOptions
 from confide.training.provenance import refuse_own_weights
 
@@ -127,7 +128,7 @@ def peak(act):
 
 def read(path):
     rows, bad = 0, []
-    for chunk in readers.chunks(readers.sources([str(path)]), records.Fields()):
+    for chunk in readers.chunks(sources([str(path)]), records.Fields()):
         good, wrong = records.parse(chunk)
         rows, bad = rows + len(good), bad + wrong
     return rows, bad
@@ -229,7 +230,7 @@ def test_a_saved_data_set_names_no_file_outside_of_its_folder(tmp_path, name):
     state = {"_data_files": [{"filename": name.format(outside=tmp_path / "outside.arrow")}]}
     (folder / "state.json").write_text(json.dumps(state))
     with pytest.raises(BadInput, match="outside of the data set's folder"):
-        readers.sources([str(folder)])
+        sources([str(folder)])
 
 
 # --- to paint
@@ -335,6 +336,6 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     (tmp_path / "d").mkdir()
     os.mkfifo(tmp_path / "d" / "f.jsonl")
     with pytest.raises(BadInput, match=r"f\.jsonl is neither a file nor a folder"):
-        readers.sources([str(tmp_path / "d")])
+        sources([str(tmp_path / "d")])
     with pytest.raises(BadInput, match="is a file, and this is none"):
         load(f"known:{tmp_path / 'd' / 'f.jsonl'}")

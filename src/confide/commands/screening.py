@@ -78,10 +78,10 @@ def screen(
     confide screen chats.jsonl --policy patterns --unit turn -o screened
     """
     from ..accounting.events import check_count
-    from ..readers import sources
     from ..records import Fields
     from ..screening import Options, corpus_size
     from ..screening import screen as run
+    from ..sources import sources
 
     if workers is not None:
         check_count("--workers", workers, high=1024)

@@ -70,8 +70,9 @@ def load_tokenizer(
 def texts_of(file: Path, left_out: Counter[str] | None = None) -> Iterator[str]:
     """The texts of an outside file, in any format that a corpus may have; `left_out` counts why other rows hold none."""
     from .. import readers, records
+    from ..sources import sources
 
-    for chunk in readers.chunks(readers.sources([str(file)]), records.Fields(), text_as="paragraph"):
+    for chunk in readers.chunks(sources([str(file)]), records.Fields(), text_as="paragraph"):
         rows, bad = records.parse(chunk)
         if left_out is not None:
             left_out.update(one.reason for one in bad)

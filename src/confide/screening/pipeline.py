@@ -22,9 +22,9 @@ import pyarrow.compute as pc
 from .. import __version__, readers
 from ..errors import BadInput, ConfideError
 from ..policies import Policy, load
-from ..readers import Source
 from ..records import MASK, Bad, Chunk, Record, Turn
 from ..rundir import write_private
+from ..sources import Source, sources
 from .batches import DIGEST, content_digest, notes_of
 from .canaries import CanaryChunk, canary_chunk, parse_canaries, plant
 from .dedup import Bloom, Shuffle, bloom_copies, verified_copies
@@ -71,7 +71,7 @@ def screen(
     if found.whole_group or conservative.whole_group:
         options = replace(options, context="group").checked()
     out = Path(out)
-    files = readers.sources([corpus] if isinstance(corpus, str) else list(corpus))
+    files = sources([corpus] if isinstance(corpus, str) else list(corpus))
     if key is not None and not 16 <= len(key) <= 64:
         raise BadInput("the key of the digests has 16 to 64 bytes")
     given_key = key is not None

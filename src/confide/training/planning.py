@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from .. import readers
 from ..accounting import (
     Ledger,
     Noiseless,
@@ -36,6 +35,7 @@ from ..dp import Plan
 from ..errors import BadInput, Refused
 from ..models.tokens import BUILT_IN
 from ..screening import Screened
+from ..sources import sources
 from . import byhand
 from .corpus import Source
 from .evidence import read_review
@@ -238,7 +238,7 @@ def _sizes(screened: Screened, options: Options) -> tuple[dict[str, int], list[s
 
 def _check_parts(screened: Screened, options: Options, sizes: dict[str, int]) -> None:
     if options.validation is not None:
-        readers.sources([options.validation])  # raises before a run is begun, if nothing is there
+        sources([options.validation])  # raises before a run is begun, if nothing is there
     for path in [*screened.files("public"), *screened.files("private")] if options.task == "classify" else ():
         if "label" not in pq.read_schema(path).names:
             raise BadInput(

@@ -18,6 +18,7 @@ from ..policies import Policy, load
 from ..records import Chunk, Fields, Record, Turn, parse
 from ..screening.screened import Screened
 from ..screening.treatment import locate, treat
+from ..sources import sources
 from ..splitting import split
 
 Span = tuple[int, int]
@@ -77,7 +78,7 @@ def _records(
 ) -> Iterator[Held | None]:
     """The records of a corpus in order; None for one that is flagged."""
     manifest = screened.manifest
-    for chunk in readers.chunks(readers.sources([corpus]), fields, text_as):
+    for chunk in readers.chunks(sources([corpus]), fields, text_as):
         rows, bad = parse(chunk)
         if bad:
             raise BadInput(f"{bad[0]}; mend the validation corpus")
