@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from . import records
 from .errors import BadInput
 from .records import Bad, Chunk, Columns, Fields, choose_columns, decode_json, too_long
-from .sources import Source, cause
+from .sources import File, cause
 
 TEXT_AS = ("file", "line", "paragraph")
 
@@ -38,7 +38,7 @@ class _Piece(NamedTuple):
     bad: tuple[Bad, ...] = ()
 
 
-def chunks(files: Sequence[Source], fields: Fields, text_as: str = "file", size: int = 1 << 20) -> Iterator[Chunk]:
+def chunks(files: Sequence[File], fields: Fields, text_as: str = "file", size: int = 1 << 20) -> Iterator[Chunk]:
     """Cut the files into chunks of about `size` bytes, in order, in bounded memory.
 
     The rows do not depend on `size`. A text file is one document (`text_as` "file"), or one for each line or
@@ -61,7 +61,7 @@ def chunks(files: Sequence[Source], fields: Fields, text_as: str = "file", size:
             number += 1
 
 
-def _pieces(file: Source, fields: Fields, text_as: str, size: int) -> Iterator[_Piece]:
+def _pieces(file: File, fields: Fields, text_as: str, size: int) -> Iterator[_Piece]:
     with contextlib.ExitStack() as stack:
         stream = stack.enter_context(file.filesystem.open(file.path, "rb"))
         if file.format == "parquet":
@@ -81,7 +81,7 @@ def _pieces(file: Source, fields: Fields, text_as: str, size: int) -> Iterator[_
 
 
 @contextlib.contextmanager
-def _readable(file: Source) -> Iterator[None]:
+def _readable(file: File) -> Iterator[None]:
     """Say which file cannot be read."""
     try:
         yield
@@ -91,7 +91,7 @@ def _readable(file: Source) -> Iterator[None]:
         raise BadInput(f"{file.name} cannot be read: {cause(error)}") from None
 
 
-def _blocks(file: Source, stream: IO[bytes], size: int) -> Iterator[bytes]:
+def _blocks(file: File, stream: IO[bytes], size: int) -> Iterator[bytes]:
     """The bytes of a file in blocks of `size`; only the last one may be shorter."""
     first = True
     while parts := _read(stream, size):
@@ -144,7 +144,7 @@ def _whole(blocks: Iterable[bytes], ends: tuple[bytes, ...]) -> Iterator[_Cut]:
         yield _Cut(offset, length, lines, None if length > records.MAX_LINE else b"".join(held))
 
 
-def _lines(file: Source, blocks: Iterable[bytes], fields: Fields, kind: str) -> Iterator[_Piece]:
+def _lines(file: File, blocks: Iterable[bytes], fields: Fields, kind: str) -> Iterator[_Piece]:
     """JSONL and text: bytes, cut at line ends (or blank lines, or not at all)."""
     columns = None if kind == "jsonl" else _ANY
     row = 1
@@ -163,7 +163,7 @@ def _lines(file: Source, blocks: Iterable[bytes], fields: Fields, kind: str) -> 
         row += cut.lines
 
 
-def _first_object(file: Source, data: bytes, fields: Fields) -> Columns | None:
+def _first_object(file: File, data: bytes, fields: Fields) -> Columns | None:
     for line in BytesIO(data):
         if line.strip() == b"[" or line.startswith(b"[{"):
             raise BadInput(f"{file.name} holds a JSON list; write one object a line, for example with jq -c '.[]'")
@@ -176,7 +176,7 @@ def _first_object(file: Source, data: bytes, fields: Fields) -> Columns | None:
     return None
 
 
-def _table(file: Source, blocks: Iterable[bytes], fields: Fields, size: int) -> Iterator[_Piece]:
+def _table(file: File, blocks: Iterable[bytes], fields: Fields, size: int) -> Iterator[_Piece]:
     """CSV and TSV: quotes may span lines, so rows are told apart here; only the columns needed go on."""
     broken: list[int] = []  # offsets of what is not UTF-8 in the lines of the current row
     csv.field_size_limit(records.MAX_LINE)
@@ -220,7 +220,7 @@ def _table(file: Source, blocks: Iterable[bytes], fields: Fields, size: int) -> 
         yield _Piece(first, "rows", columns, rows, bad=tuple(bad))
 
 
-def _text_lines(file: Source, blocks: Iterable[bytes], broken: list[int]) -> Iterator[str]:
+def _text_lines(file: File, blocks: Iterable[bytes], broken: list[int]) -> Iterator[str]:
     number = 0
     for cut in _whole(blocks, (b"\n",)):
         if cut.data is None:
@@ -237,7 +237,7 @@ def _text_lines(file: Source, blocks: Iterable[bytes], broken: list[int]) -> Ite
             number += 1
 
 
-def _parquet(file: Source, stream: IO[bytes], fields: Fields, size: int) -> Iterator[_Piece]:
+def _parquet(file: File, stream: IO[bytes], fields: Fields, size: int) -> Iterator[_Piece]:
     table = pq.ParquetFile(stream)
     columns = choose_columns(table.schema_arrow.names, fields, file.name)
     groups = [table.metadata.row_group(i) for i in range(table.metadata.num_row_groups)]
@@ -247,7 +247,7 @@ def _parquet(file: Source, stream: IO[bytes], fields: Fields, size: int) -> Iter
     yield from _batches(table.iter_batches(batch, columns=names), columns, size)
 
 
-def _arrow(file: Source, stream: IO[bytes], fields: Fields, size: int) -> Iterator[_Piece]:
+def _arrow(file: File, stream: IO[bytes], fields: Fields, size: int) -> Iterator[_Piece]:
     """Arrow as Hugging Face datasets write it (a stream), or as a file with a footer."""
     magic = stream.read(6)
     stream.seek(0)

@@ -25,7 +25,7 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
-class Source:
+class File:
     """One file of the corpus."""
 
     name: str  # below the folder that all files share: unique, for messages
@@ -36,7 +36,7 @@ class Source:
     filesystem: Any = field(repr=False, compare=False)
 
 
-def sources(corpus: Sequence[str]) -> list[Source]:
+def sources(corpus: Sequence[str]) -> list[File]:
     """The files of a corpus in a stable order: sorted by name, each once.
 
     An item is a file, a folder with all below it, a folder that Hugging Face datasets saved with `save_to_disk`, a
@@ -58,7 +58,7 @@ def sources(corpus: Sequence[str]) -> list[Source]:
         name = names[key]
         if _UNPRINTABLE.search(name):
             raise BadInput(f"{name!a}: rename the file; its name is not printable UTF-8")
-        files.append(Source(name, _stem(name) if short else name, *_format(name), path, filesystem))
+        files.append(File(name, _stem(name) if short else name, *_format(name), path, filesystem))
     return sorted(files, key=lambda file: file.name)
 
 

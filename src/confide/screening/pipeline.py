@@ -24,7 +24,7 @@ from ..errors import BadInput, ConfideError
 from ..policies import Policy, load
 from ..records import MASK, Bad, Chunk, Record, Turn
 from ..rundir import write_private
-from ..sources import Source, sources
+from ..sources import File, sources
 from .batches import DIGEST, content_digest, notes_of
 from .canaries import CanaryChunk, canary_chunk, parse_canaries, plant
 from .dedup import Bloom, Shuffle, bloom_copies, verified_copies
@@ -120,19 +120,19 @@ def _or_abandoned(*parts: Parts) -> Iterator[None]:
         raise
 
 
-def _workers(files: Sequence[Source]) -> int:
+def _workers(files: Sequence[File]) -> int:
     """One process for a corpus of a chunk or two: starting others would take longer."""
     return 1 if 0 < corpus_size(files) <= 2 * CHUNK else os.cpu_count() or 1
 
 
-def corpus_size(files: Sequence[Source]) -> int:
+def corpus_size(files: Sequence[File]) -> int:
     """Bytes of all files; 0 if some are compressed, so that nobody knows."""
     if any(source.compression for source in files):
         return 0
     return sum(source.filesystem.size(source.path) or 0 for source in files)
 
 
-def _plan(files: Sequence[Source], options: Options, policies: Sequence[Policy]) -> dict[str, Any]:
+def _plan(files: Sequence[File], options: Options, policies: Sequence[Policy]) -> dict[str, Any]:
     """What must be the same when a screening is resumed: the corpus, the options, the policies' files, this program."""
     corpus = [(source.name, *_stamp(source.filesystem.info(source.path))) for source in files]
     paths = [path for policy in policies for path in policy.files if os.path.exists(path)]
@@ -162,7 +162,7 @@ def _key(folder: Path, given: bytes | None) -> bytes:
 class _Work:
     """A screening under way in its partial folder."""
 
-    def __init__(self, folder: Path, files: Sequence[Source], options: Options, key: bytes, tick: Tick) -> None:
+    def __init__(self, folder: Path, files: Sequence[File], options: Options, key: bytes, tick: Tick) -> None:
         self.folder, self.files, self.options, self.key, self.tick = folder, files, options, key, tick
         self.chunks, self.ids_given = 0, False
         self.counts: Counter[str] = Counter()
