@@ -115,6 +115,11 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def weights_of(folder: Path) -> dict[str, str]:
+    """The digests of the weights in a model's folder, by file."""
+    return {path.name: sha256_of(path) for path in sorted(folder.glob("*.safetensors"))}
+
+
 def sync_tree(folder: Path) -> None:
     """Wait until everything in a folder is on disk, names and contents."""
     for path in folder.rglob("*"):

@@ -15,6 +15,7 @@ from .errors import printable
 from .wording import epsilon
 
 if TYPE_CHECKING:
+    from .accounting.verification import Verified
     from .purging import Purge
     from .screening import Screened
 
@@ -173,13 +174,15 @@ def show_certificate(console: Console, certificate: dict[str, Any]) -> None:
         show_groups(console, groups)
 
 
-def show_verified(console: Console, certificate: dict[str, Any], ledger_length: int) -> None:
+def show_verified(console: Console, verified: Verified) -> None:
     """The page of `confide verify`."""
+    certificate = verified.certificate
     taken = "delta" if certificate["evidence"] is None else "delta and the labelled evidence"
     say(
         console,
-        f"[bold green]holds[/]: the chain of {ledger_length} ledger entries is unbroken, and every number and sentence was "
-        f"recomputed from it ({taken} as the certificate states them)\n",
+        f"[bold green]holds[/]: the chain of {verified.ledger_length} ledger entries is unbroken, and every number and sentence was "
+        f"recomputed from it ({taken} as the certificate states them)"
+        f"{'; the weights of the model are those that the ledger names' * verified.model}\n",
     )
     show_certificate(console, certificate)
     console.print("\n[bold]under these assumptions[/], which no arithmetic can check:")

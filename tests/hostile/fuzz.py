@@ -43,6 +43,7 @@ from rich.console import Console
 from confide import accounting, cli, config, readers, records, terminal
 from confide.accounting.ledger import GENESIS, _link, canonical
 from confide.accounting.missrate import states_its_counts
+from confide.accounting.verification import Verified
 from confide.errors import BadInput, ConfideError, Contradiction, printable
 from confide.policies import load
 from confide.records import MARK, MASK
@@ -646,7 +647,7 @@ def painting(coins, home):
     out = io.StringIO()
     console = Console(file=out, width=200, force_terminal=True, color_system=None)
     terminal.show_screened(console, manifest, nasty)
-    terminal.show_verified(console, stated, 3)
+    terminal.show_verified(console, Verified(stated, 3, 3, model=True))
     terminal.show_policies(
         console, [{"name": nasty, "argument": nasty, "summary": nasty, "needs": nasty}], {nasty: nasty}
     )

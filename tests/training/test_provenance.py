@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from confide.accounting import verify
 from confide.errors import BadInput, Contradiction, Refused
 from confide.screening import screen
 from confide.training import make_plan, plan_of, train_plan
@@ -46,6 +47,42 @@ def test_weights_and_vocabularies_of_a_run_on_the_same_corpus_are_refused(corpus
         ):
             with pytest.raises(Refused, match="comes from a run on these very records"):
                 make_plan(corpus / screened, **small(**choices))
+
+
+def test_weights_that_were_copied_elsewhere_still_say_what_they_were_trained_on(corpus, small, tmp_path):
+    run = train_plan(make_plan(corpus / "screened", **small(method="plain", epochs=1)), tmp_path / "run")
+    copy = tmp_path / "copy"
+    run.model().save_pretrained(copy)  # without anything else of the run
+    run.tokenizer().save_pretrained(copy)
+    with pytest.raises(Refused, match="comes from a run on these very records"):
+        make_plan(corpus / "screened", **small(model=str(copy)))
+    (tmp_path / "other.jsonl").write_text('{"text": "all of it was fine"}\n' * 300)
+    screen(str(tmp_path / "other.jsonl"), "digits", tmp_path / "other", conservative="everything", dedup="off")
+    other = small(model=str(copy), epochs=1)
+    later = train_plan(make_plan(tmp_path / "other", **other), tmp_path / "later").model()
+    later.save_pretrained(tmp_path / "third")
+    shutil.copytree(
+        copy, tmp_path / "third", dirs_exist_ok=True, ignore=shutil.ignore_patterns("config.json", "*.safetensors")
+    )
+    with pytest.raises(Refused, match="comes from a run on these very records"):
+        make_plan(corpus / "screened", **small(model=str(tmp_path / "third")))
+
+
+def test_a_certificate_says_nothing_of_other_weights(corpus, small, tmp_path):
+    run = train_plan(make_plan(corpus / "screened", **small(epochs=1)), tmp_path / "run").folder
+    assert verify(run).model
+    other = train_plan(make_plan(corpus / "screened", **small(method="plain", epochs=1)), tmp_path / "plain").folder
+    (run / "model").rename(tmp_path / "kept")
+    shutil.copytree(other / "model", run / "model")
+    with pytest.raises(Contradiction, match="does not hold the weights that this run made"):
+        verify(run)
+    assert not verify(run / "certificate.json").model
+    shutil.rmtree(run / "model")
+    assert not verify(run).model
+    again = train_plan(plan_of(run), run, resume=True).folder  # writes the same weights again, and names them once
+    assert verify(again).model
+    ledger = (run / "ledger.jsonl").read_text().splitlines()
+    assert sum('"model":' in line for line in ledger) == 1
 
 
 def test_a_ledger_that_was_cut_is_not_gone_on_with_though_no_checkpoint_tells(corpus, small, tmp_path):

@@ -62,6 +62,7 @@ def issue(ledger: Ledger, delta: float, evidence: Evidence | None = None) -> dic
             "head": ledger.head,
             "steps": sum(step.count for step in one_run_steps(tuple(event for _, event in ledger.spent))),
             "charged": [to_plain(event) for event in ledger.charged()],
+            **({"model": dict(ledger.model)} if ledger.model else {}),
         },
         "k": {
             "missed": setting.k_missed,

@@ -1,8 +1,8 @@
 """The ledger: an append-only file of what was spent, written before it is spent.
 
 Each line is one JSON object that carries the hash of the line before it. The first line holds the setting (what the
-certificate may assume about screening and training) and the planned events; each further line holds one event. Length
-and head (the last hash) go into the certificate and every checkpoint, so that a changed line and a cut-off end both
+certificate may assume about screening and training) and the planned events; each further line holds one event, and the
+last, once the run has ended, the digests of the weights that it made. Length and head (the last hash) go into the certificate and every checkpoint, so that a changed line and a cut-off end both
 show. A hash chain is not a signature: whoever can rewrite ledger and certificate together can forge both.
 """
 
@@ -13,8 +13,9 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from .events import Event, Selection, Step, flatten, from_plain, to_plain, with_
 
 VERSION = 1
 GENESIS = "0" * 64
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 def canonical(value: Any) -> str:
@@ -47,6 +49,9 @@ class Ledger:
     spent: tuple[Entry, ...]
     length: int
     head: str
+    model: Mapping[str, str] = field(
+        default_factory=dict
+    )  # digests of the weights that came out; empty: none are named
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -170,16 +175,25 @@ def _interpret(path: Path, bodies: list[dict[str, Any]], head: str) -> Ledger:
     try:
         setting = dict(first["setting"])
         planned = tuple(_entry(entry) for entry in first["planned"])
-        spent = tuple(_entry(body) for body in bodies[1:])
+        spent = tuple(_entry(body) for body in bodies[1:] if "model" not in body)
+        models = [_digests(body["model"]) for body in bodies[1:] if "model" in body]
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput(
             f"the ledger {path} has a sound chain but an entry that cannot be read: {error}; install a newer confide"
         ) from None
-    return Ledger(setting, planned, spent, len(bodies), head)
+    return Ledger(setting, planned, spent, len(bodies), head, models[-1] if models else {})
 
 
 def _entry(plain: Mapping[str, Any]) -> Entry:
     return str(plain["phase"]), from_plain(plain["event"])
+
+
+def _digests(plain: Any) -> dict[str, str]:
+    if not isinstance(plain, dict) or not all(
+        isinstance(one, str) and _DIGEST.fullmatch(one) for one in plain.values()
+    ):
+        raise TypeError("digests of a model's files")
+    return plain
 
 
 def _plain(phase: str, event: Event) -> dict[str, Any]:
@@ -198,6 +212,7 @@ class LedgerWriter:
         self.path = path
         self.length = 0
         self.head = GENESIS
+        self.model: Mapping[str, str] = {}
         self._descriptor = descriptor
 
     @classmethod
@@ -240,7 +255,7 @@ class LedgerWriter:
             data = path.read_bytes()
             whole = data[: data.rfind(b"\n") + 1]
             ledger = _parse(path, whole)
-            writer.length, writer.head = ledger.length, ledger.head
+            writer.length, writer.head, writer.model = ledger.length, ledger.head, ledger.model
             if len(whole) < len(data):
                 os.ftruncate(descriptor, len(whole))
                 os.fsync(descriptor)
@@ -252,6 +267,12 @@ class LedgerWriter:
     def append(self, event: Event, phase: str = "train") -> None:
         """Write an event and wait until it is on disk. Call it before the noise takes effect, never after."""
         self._write(_plain(phase, event))
+
+    def name_model(self, digests: Mapping[str, str]) -> None:
+        """Write which weights came out, unless the ledger says so already: what is named is released anyway."""
+        if digests != self.model:
+            self._write({"model": dict(digests)})
+            self.model = digests
 
     def close(self) -> None:
         if self._descriptor >= 0:

@@ -125,7 +125,7 @@ def verify(
     verified = check(path, ledger)
     certificate = verified.certificate
     if not as_json:
-        show_verified(Console(), certificate, verified.ledger_length)
+        show_verified(Console(), verified)
         return
     headline = certificate["guarantees"][0]
     reply(
@@ -141,6 +141,7 @@ def verify(
             "method": certificate["method"],
             "steps": certificate["ledger"]["steps"],
             "ledger_length": verified.ledger_length,
+            "model": verified.model,
             "guarantees": certificate["guarantees"],
         }
     )

@@ -13,6 +13,7 @@ from ..models import Lora, add_placeholders, build, load_tokenizer
 from ..models.tokens import BUILT_IN
 from . import selective
 from .planning import TrainingPlan
+from .provenance import TRAINED_ON, refuse_seen, trained_on
 
 DEFAULT_LENGTH = 256
 
@@ -38,6 +39,10 @@ def new_model(plan: TrainingPlan, tokenizer: Any) -> tuple[Any, torch.device]:
     ):
         raise BadInput("--precision bf16 does not run for an LSTM on a CPU; leave it out")
     selective.check(options, model)
+    seen = [] if options.from_scratch else trained_on(model.config)
+    if options.private:
+        refuse_seen(seen, plan.screened, "--model")
+    setattr(model.config, TRAINED_ON, [*seen, plan.screened.manifest["digest"]])
     return model.to(device), device
 
 

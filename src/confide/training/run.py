@@ -11,11 +11,11 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from ..accounting import issue, read_ledger, write
+from ..accounting import LedgerWriter, issue, read_ledger, write
 from ..errors import ConfideError
 from ..models import check_sums, load_trained, save
 from ..plain_yaml import run_config
-from ..rundir import sync_folder, sync_tree
+from ..rundir import sync_folder, sync_tree, weights_of
 from . import processes
 from .prepared import Prepared
 from .telemetry import read_telemetry
@@ -88,6 +88,8 @@ def finish(prepared: Prepared) -> Run:
             put_in_place(folder / "model", lambda draft: save(prepared.model, prepared.tokenizer, draft))
         if options.private and prepared.plan.private and prepared.ledger_path is not None:
             assert options.delta is not None
+            with LedgerWriter.resume(prepared.ledger_path) as ledger:
+                ledger.name_model(weights_of(folder / "model"))
             write(
                 issue(read_ledger(prepared.ledger_path), options.delta, prepared.plan.evidence),
                 folder / "certificate.json",
