@@ -9,6 +9,7 @@ from scipy import stats
 
 from confide.attacks import attack, attack_model
 from confide.attacks.outside import read_candidates
+from confide.attacks.subject import Subject
 from confide.cli import main
 from confide.errors import BadInput, Contradiction
 from confide.experiments.customersim import dialogues, people
@@ -16,6 +17,7 @@ from confide.models import build
 from confide.screening import screen
 from confide.screening.canaries import write_canaries
 from confide.training import make_plan, train_plan
+from confide.training.corpus import TokenFile
 
 CANARIES = "audit,number=30,copies=3,format=My ID is: {digits:6}"
 MODEL = {
@@ -137,6 +139,28 @@ def test_members_and_others_have_texts_of_their_own(found):
         assert "skipped" in part or part["others_also_members"] == 0
 
 
+@pytest.mark.parametrize("method", ["crt", "redacted"])
+def test_members_are_scored_with_what_was_drawn_for_their_masks(corpus, tmp_path, method):
+    run = train_plan(
+        make_plan(corpus, method=method, **MODEL, **RUNS[method] | {"epochs": 1}, fill_masks=True), tmp_path / "run"
+    )
+    subject = Subject.open(run.folder)
+    rows = subject.trained
+    once, again = (subject.candidates(rows)[0] for _ in range(2))
+    assert [one.row for one in once] == [one.row for one in again]
+    trained = {
+        tuple(record.ids)
+        for path in (run.folder / "screened").glob("*/header.json")
+        for record in TokenFile.open(path.parent)
+    }
+    assert sum("<MASK>" in one.text for one in once) > 5
+    assert all(tuple(one.row.ids) in trained for one in once)
+    for path in (run.folder / "screened").glob("*"):
+        shutil.rmtree(path)
+    with pytest.raises(BadInput, match="is known no more"):
+        subject.candidates(rows)
+
+
 def test_a_bound_above_the_certificate_ends_with_code_3(runs, tmp_path, monkeypatch, capsys):
     from confide.attacks import on_canaries
 
@@ -161,6 +185,8 @@ def test_an_exposure_that_the_certificate_rules_out_is_a_contradiction(runs, tmp
     shutil.copytree(runs["plain"].folder / "model", tmp_path / "run" / "model")
     from confide.attacks import subject
 
+    # As if training had made those weights, and the ledger named them
+    monkeypatch.setattr("confide.accounting.verification._refuse_other_weights", lambda model, ledger: None)
     # Three copies allow much; as if each canary had been planted once
     monkeypatch.setattr(subject.Setting, "k_repeated", lambda self, copies: 1)
     with pytest.raises(Contradiction, match="allows an exposure of"):

@@ -232,6 +232,12 @@ MISTAKES = {
         "if False:",
         "training/test_neighbours.py::test_a_label_does_not_show_which_copy_was_blanked",
     ),
+    "a seeded stream for what fills masks": (
+        "training/encoding.py",
+        "import secrets as entropy",
+        "import random\n\nentropy = random.Random(7)",
+        "training/test_corpus.py::test_what_fills_a_mask_comes_from_no_seed",
+    ),
     "holding out by the part that a record is in": (
         "training/holdout.py",
         "_place(group) < share * 2**64 for group in groups",
@@ -393,6 +399,12 @@ MISTAKES = {
         "        _refuse_shorter(certified, ledger)",
         "        pass",
         "training/test_provenance.py::test_a_ledger_that_was_cut_is_not_gone_on_with_though_no_checkpoint_tells",
+    ),
+    "a certificate for whatever weights lie beside it": (
+        "accounting/verification.py",
+        '        _refuse_other_weights(folder / "model", ledger)',
+        "        pass",
+        "training/test_provenance.py::test_a_certificate_says_nothing_of_other_weights",
     ),
 }
 

@@ -165,6 +165,39 @@ def test_what_fills_a_mask_is_drawn_for_each_record_even_if_records_are_alike():
     assert len({tuple(each.ids) for each in found}) > 80
 
 
+DRAWN = """
+import random
+import numpy as np
+from confide.training import encoding
+random.seed(0), np.random.seed(0)
+encoder = object.__new__(encoding.Encoder)
+for name, value in (("fillings", tuple(map(str, range(1000)))), ("ignore_mask", False)):
+    object.__setattr__(encoder, name, value)
+print(next(encoder._masked([""] * 21, True, True)).text)
+"""
+
+
+def test_what_fills_a_mask_comes_from_no_seed():
+    """A stream that others share, or that repeats, would let one mask more move what all later records hold."""
+    once, again = (
+        subprocess.run([sys.executable, "-c", DRAWN], capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    )
+    assert once.strip().isdecimal()
+    assert once != again
+
+
+def test_a_mask_more_moves_no_other_record(monkeypatch):
+    """Given the coins of each record, what it becomes is its own matter: corpora that differ in one record differ in one."""
+    monkeypatch.setattr("confide.training.encoding.entropy.choice", lambda values: values[0])
+    encoder = Encoder(GPT2, 64, fillings=("Ann Lee", "555"))
+    before, after = (
+        encoder.encode([Example(text, "screened") for text in (first, f"call {MASK}", f"{MASK} or {MASK}", MASK)])
+        for first in ("my code is 4711", f"my code is {MASK}")
+    )
+    assert [same(one, other) for one, other in zip(before, after, strict=True)] == [False, True, True, True]
+
+
 def test_what_fills_an_ignored_mask_is_no_target():
     encoder = Encoder(GPT2, 64, ignore_mask=True, **FILLED)
     bare = Encoder(GPT2, 64, ignore_mask=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,10 +23,10 @@ from ..policies import Finding, Policy
 from ..screening.screened import Screened
 from ..training.beginning import plan_of
 from ..training.building import placeholders_of
-from ..training.corpus import Source, examples
-from ..training.encoding import VIEWS, Encoder, View
+from ..training.corpus import Source, TokenFile, examples, fingerprint
+from ..training.encoding import VIEWS, Encoder, Tokens, View
 from ..training.holdout import split_rows
-from ..training.prepared import LEDGER, Prepared
+from ..training.prepared import LEDGER, TOKENS, Prepared
 from ..training.run import Run
 from .candidates import Candidate
 from .games import Masked
@@ -203,19 +203,35 @@ class Subject:
     ) -> tuple[list[Candidate], list[int]]:
         """Private records as training saw them, and their classes; records without a target, which teach nothing, are left out."""
         encoder, wanted = self.encoder(), set(rows.tolist())
+        seen = self._drawn(encoder) if encoder.fillings and screened is None else None
         found: list[Candidate] = []
         classes: list[int] = []
         groups, first = list(_groups(screened or self.screened, "private")), 0
         for some in examples(screened or self.screened, Source(("private",), self.view), encoder):
             mine = [(at, one) for at, one in enumerate(some, first) if at in wanted]
             first += len(some)
-            for (at, example), tokens in zip(mine, encoder.encode([one for _, one in mine]), strict=True):
+            encoded = encoder.encode([one for _, one in mine]) if seen is None else [seen(at) for at, _ in mine]
+            for (at, example), tokens in zip(mine, encoded, strict=True):
                 if self.writes_text and not tokens.target.any():
                     continue
                 target = tokens.target.tolist() if self.writes_text else None
                 found.append(Candidate(Row(tokens.ids.tolist(), target), example.text, groups[at]))
                 classes.append(tokens.label)
         return found, classes
+
+    def _drawn(self, encoder: Encoder) -> Callable[[int], Tokens]:
+        """The tokens of a private record by its row, with what was drawn for its masks when the run began: another draw is another text."""
+        phase = self.prepared.plan.phases[-1]
+        source = next(one for one in (phase.private, phase.public) if one is not None and "private" in one.parts)
+        folder = self.run.folder / TOKENS / fingerprint(self.screened, source, encoder)
+        if not folder.exists():
+            raise BadInput(
+                f"{folder} is gone: what stood for the masks while {self.run.folder} was trained is known no more; bring it back from a backup, "
+                "or train again"
+            )
+        tokens = TokenFile.open(folder, checked=True)
+        before = sum(self.screened.manifest[part] for part in source.parts[: source.parts.index("private")])
+        return lambda row: tokens[before + row]
 
     def secrets(self, rows: NDArray[np.int64], policy: Policy | None, screened: Screened | None = None) -> list[Place]:
         """The secrets of private records in their raw text: what screening found, or what `policy` finds."""

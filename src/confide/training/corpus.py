@@ -147,7 +147,7 @@ def _places(raw: str, between: str, low: int, last: bool) -> Iterator[int]:
 
 
 def fingerprint(screened: Screened, source: Source, encoder: Encoder) -> str:
-    """A public name for the tokens of a source: equal if and only if nothing that decides them has changed.
+    """A public name for the tokens of a source: equal if and only if nothing that decides them has changed, but for what is drawn for masks.
 
     Of the corpus it holds the manifest's digest, which is keyed: it confirms no guess about a private record.
     """
