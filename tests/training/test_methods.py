@@ -10,11 +10,13 @@ from torch.nn.functional import cross_entropy
 
 from confide.accounting import read_ledger
 from confide.dp import PrivateGradients
+from confide.models.loading import write_sums
 from confide.records import MASK
 from confide.training import make_plan, steps
 from confide.training.building import new_model, new_tokenizer
 from confide.training.corpus import TokenFile
 from confide.training.loop import Work
+from confide.training.provenance import TRAINED_ON
 
 GPT = "gpt2-tiny:hidden_size=16,num_hidden_layers=1,num_attention_heads=2"
 LSTM = "lstm:hidden_size=16,embedding_size=16"
@@ -74,8 +76,11 @@ def test_jft_with_a_policy_that_finds_nothing_is_fine_tuning_and_then_dpsgd(publ
     first = trained(public, method="plain", **choices)
     coins()
     # As if it came from elsewhere: weights of a run on the same records are refused.
-    model = str(shutil.copytree(first.folder / "model", first.folder.with_name("elsewhere") / "model"))
-    second = trained(public, method="dpsgd", learning_rate=0.01, epochs=1, model=model)
+    model = shutil.copytree(first.folder / "model", first.folder.with_name("elsewhere") / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({name: one for name, one in config.items() if name != TRAINED_ON}))
+    write_sums(model)
+    second = trained(public, method="dpsgd", learning_rate=0.01, epochs=1, model=str(model))
     assert same(both, second)
     assert not same(both, first)
 

@@ -23,13 +23,15 @@ LINES = (
     "`crt, dialogues` has no public part, since every dialogue holds a secret: it starts from a model that was trained without noise on the dialogues with a constant in "
     "place of every turn that a policy flags: text that stays the same whatever a secret in a flagged turn was. "
 )
+FILLED = "crt, dialogues, masks filled"
+FAKER = "CustomerSim's secrets were made by the library that also invents what fills masks, Faker: in real text the two resemble each other less. "
 TRADE_OFF = Study(
     "equal-epsilon", "Ours", "every method at equal sound ε, CustomerSim", "(no such figure in the papers.)",
     (
         Row("plain, dialogues", ORIGINAL, "lstm", "plain", {**WHOLE, "missed": 0.1}, swept=False, size="large"),
         Row("redacted, dialogues", ORIGINAL, "lstm", "redacted", {**WHOLE, "missed": 0.1}, swept=False, size="large"),
         Row("crt, dialogues", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"ignore_mask": True}, start="public lines", size="large"),
-        Row("crt, dialogues, masks filled", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"fill_masks": True}, start="public lines", size="large"),
+        Row(FILLED, ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"fill_masks": True}, start="public lines", size="large"),
         Row("crt, turns", ORIGINAL, "lstm", "crt", {"unit": "turn", "missed": 0.1}, size="large"),
         Row("crt, turns, masks filled", ORIGINAL, "lstm", "crt", {"unit": "turn", "missed": 0.1}, {"fill_masks": True}, size="large"),
         Row("jft, dialogues (caught secrets)", ORIGINAL, "lstm", "jft", {**WHOLE, "missed": 0.1}, size="large"),
@@ -42,9 +44,12 @@ TRADE_OFF = Study(
         Check("within", ("crt, dialogues", "plain, dialogues"), "ppl_non_secret", "crt is within 10 % of plain on non-secret tokens", 1.1),
         Check("below", ("crt, dialogues", "dpsgd, dialogues"), "ppl_non_secret", "crt is below dpsgd on non-secret tokens at every ε"),
         Check("below", ("crt, turns", "dpsgd, turns"), "line_ppl_non_secret", "the same on turns, judged line by line"),
+        Check("below", (FILLED, "dpsgd, dialogues"), "ppl_non_secret", "crt with filled masks is below dpsgd on non-secret tokens at every ε"),
+        Check("below", ("crt, turns, masks filled", "crt, turns"), "line_ppl_non_secret", "filled masks help crt on turns"),
+        Check("below", (FILLED, "crt, dialogues"), "ppl", "filled masks help crt on all tokens of dialogues"),
     ),
     notes="Models of turns never saw a whole dialogue: line by line they are judged as they were trained. A tenth of the secrets is missed on purpose. The ε of jft holds for caught secrets only, that of sdp for marked tokens only: neither compares "
-    "with the ε of crt and dpsgd, which hold for every flagged secret. " + LINES,
+    "with the ε of crt and dpsgd, which hold for every flagged secret. " + FAKER + LINES,
 )  # fmt: skip
 SEARCHED: dict[str, tuple[dict[str, float], ...]] = {
     "dpsgd": (
@@ -86,7 +91,7 @@ HEADLINE = Study(
     "S-DP reports 10.42 at ε 2.74, which is not sound: hidden states that carry secrets are released besides (errata.md).",
     (
         Row("crt, dialogues", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74, "ignore_mask": True}, start="public lines", size="all"),
-        Row("crt, dialogues, masks filled", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74, "fill_masks": True}, start="public lines", size="all"),
+        Row(FILLED, ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74, "fill_masks": True}, start="public lines", size="all"),
         Row("crt, dialogues, ε = 8", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"epsilon": 8, "ignore_mask": True}, start="public lines", size="all"),
         Row("jft, dialogues (caught secrets)", ORIGINAL, "lstm", "jft", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74}, size="all"),
         Row("dpsgd, dialogues", ORIGINAL, "lstm", "dpsgd", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74}, size="all"),
@@ -95,13 +100,16 @@ HEADLINE = Study(
     UTILITY, published=PUBLISHED,
     checks=(
         *(Check("below", (row, "S-DPSGD, CustomerSim"), "ppl_sdp", f"{row.partition(' (')[0]} predicts better than the published S-DP") for row in
-          ("dpsgd, dialogues", "jft, dialogues (caught secrets)", "crt, dialogues")),
+          ("dpsgd, dialogues", "jft, dialogues (caught secrets)", "crt, dialogues", FILLED)),
+        Check("below", (FILLED, "dpsgd, dialogues"), "ppl", "crt with filled masks is below dpsgd on all tokens"),
+        Check("below", (FILLED, "dpsgd, dialogues"), "ppl_non_secret", "and on non-secret ones"),
         Check("within", ("crt, dialogues", "plain, dialogues"), "ppl_non_secret", "crt is within 10 % of plain on non-secret tokens", 1.1),
         Check("within", ("crt, dialogues, ε = 8", "plain, dialogues"), "ppl_non_secret", "crt at ε = 8 is within 10 % of plain on non-secret tokens", 1.1),
         Check("below", ("crt, dialogues", "dpsgd, dialogues"), "ppl_non_secret", "crt is below dpsgd on non-secret tokens"),
     ),
-    notes="The headline is the row `dpsgd, dialogues`, made again by `confide reproduce headline --only dpsgd --seeds 1`. Over all tokens DP-SGD is the best sound method: it trains on the "
-    "secrets as they are, and so learns what a name or a number looks like, which masks hide from crt; outside of secrets crt is better, which starts from public lines of the corpus, as dpsgd does not. " + LINES + TOKENS,
+    notes=f"The headline is the row `{FILLED}`, made again by `confide reproduce headline --only 'masks filled' --seeds 1`. DP-SGD trains on the secrets as they are, and so learns what a name or a "
+    "number looks like, which masks hide from crt; with an invented value in place of each mask crt learns it too, at the same ε. Outside of secrets crt is better in any case, since it starts from public "
+    "lines of the corpus, as dpsgd does not. " + FAKER + LINES + TOKENS,
 )  # fmt: skip
 CANARIES = {"canaries": "crt", "missed": 0.5}
 ABLATIONS = Study(
