@@ -451,6 +451,46 @@ def test_screening_mistakes_are_one_line_and_leave_nothing(capsys, chats, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["chats.jsonl"]
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["screen", "CHATS", "--policy", "digits", "-o", "b\udcff"],
+        ["screen", "CHATS\udcff", "--policy", "digits", "-o", "out"],
+        ["generate", "run", "\udcff"],
+        ["verify", "\udcff", "--json"],
+    ],
+)
+def test_arguments_that_are_not_utf_8_are_refused_before_anything_is_made(
+    capsys, chats, tmp_path, monkeypatch, arguments
+):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(capsys, *(one.replace("CHATS", str(chats)) for one in arguments))
+    assert code == 2
+    assert re.fullmatch(r"confide: argument \d is not UTF-8; .*\n", err)
+    assert [path.name for path in tmp_path.iterdir()] == ["chats.jsonl"]
+
+
+def test_what_cannot_be_read_or_made_says_so(capsys, chats, tmp_path, monkeypatch):
+    code, _, err = run(capsys, "screen", str(chats), "--policy", "digits", "-o", str(chats / "out"))
+    assert (code, "nothing was written; name another folder" in err) == (1, True)
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr("confide.sources.os.access", lambda path, mode: False)
+    code, _, err = run(capsys, "screen", str(tmp_path / "closed"), "--policy", "digits", "-o", str(tmp_path / "out"))
+    assert (code, "permission denied" in err) == (2, True)
+
+
+def test_what_is_of_another_kind_is_called_by_its_name(capsys, chats, tmp_path):
+    ask(capsys, "screen", str(chats), "--policy", "digits", "-o", str(tmp_path / "screened"))
+    _, _, err = run(capsys, "generate", str(tmp_path / "screened"), "hi")
+    assert "is a screened corpus; name a run" in err
+    _, _, err = run(capsys, "verify", str(chats))
+    assert "is not a certificate" in err
+    assert "ledger" not in err
+    (tmp_path / "odd").mkdir()
+    _, _, err = run(capsys, "purge", str(tmp_path / "odd"))
+    assert "name such a folder" in err
+
+
 def test_policies_are_listed_with_what_they_need(capsys):
     names = {entry["name"]: entry for entry in ask(capsys, "policies")["policies"]}
     for name in (

@@ -17,7 +17,7 @@ from rich.progress import Progress
 
 from .commands import calculating, judging, screening, training  # noqa: F401  (they register their commands)
 from .commands.shell import Json, app, command, echo, reply
-from .errors import ConfideError, Contradiction
+from .errors import BadInput, ConfideError, Contradiction
 from .rundir import owner_only
 
 LONGEST = 2000  # characters of a message
@@ -191,6 +191,16 @@ def _uncaught(what: Any) -> None:
         echo(f"confide: {_place(what.exc_value)}; this is a mistake in confide", err=True)
 
 
+def _refuse_undecodable(arguments: list[str]) -> None:
+    for place, one in enumerate(arguments, 1):
+        try:
+            one.encode()
+        except UnicodeEncodeError:
+            raise BadInput(
+                f"argument {place} is not UTF-8; write it anew, and if it names a file, rename that"
+            ) from None
+
+
 def _main(arguments: list[str] | None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin take the core from those they wait for
@@ -200,6 +210,7 @@ def _main(arguments: list[str] | None) -> None:
     code, message = 0, ""
     more: dict[str, Any] = {}
     try:
+        _refuse_undecodable(arguments)
         result = app(arguments or ["--help"], prog_name="confide", standalone_mode=False)
         code = result if isinstance(result, int) else 0
         message = "interrupted; go on with --resume, if the command has it" if code == 130 else ""

@@ -102,6 +102,8 @@ def _model_folder(folder: Path) -> Path:
             return candidate
     if not folder.is_dir():
         raise BadInput(f"{folder}: no such folder; name a run of `confide train` or a model's folder")
+    if (folder / "SENSITIVE").is_file():
+        raise BadInput(f"{folder} is a screened corpus; name a run that `confide train` made of it")
     raise BadInput(
         f"{folder}: no model there (model/config.json); has the run finished? `confide train --resume` goes on"
     )

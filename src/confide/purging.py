@@ -92,7 +92,7 @@ def plan_purge(folder: str | Path) -> Purge:
     kind = "run" if _is_run(folder) else "corpus" if _is_corpus(folder) else None
     if kind is None:
         inside = [name for name in names if _is_run(folder / name) or _is_corpus(folder / name)]
-        instead = f"name {' or '.join(str(folder / name) for name in inside[:3])}" if inside else "name one of these"
+        instead = f"name {' or '.join(str(folder / name) for name in inside[:3])}" if inside else "name such a folder"
         raise BadInput(f"{folder} is neither a run nor a screened corpus, so that nothing is removed; {instead}")
     known, stays = (OF_A_RUN, STAYS) if kind == "run" else (OF_A_CORPUS, ())
     parts = {}

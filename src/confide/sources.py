@@ -79,6 +79,8 @@ def _resolve(item: str) -> tuple[Any, list[str]]:
         raise BadInput(f"{shown}: its protocol needs a package that is not installed ({error})") from None
     except Exception as error:  # file systems raise what they like
         raise BadInput(f"{shown} cannot be read: {cause(error)}") from None
+    if not paths and os.path.exists(path) and not os.access(path, os.R_OK | os.X_OK):
+        raise BadInput(f"{shown} cannot be read: permission denied; make it readable, or name another corpus")
     if not paths:
         raise BadInput(f"{shown} names no file; is the path or the pattern right?")
     return filesystem, paths

@@ -6,6 +6,7 @@ comparing every leaf. What this cannot see is whether the run did what its ledge
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -121,7 +122,7 @@ def load(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise BadInput(f"cannot read the certificate {path}: {error.strerror}") from None
     except (ValueError, RecursionError):
-        if path.suffix == ".jsonl":
+        if path.suffix == ".jsonl" and _begins_as_ledger(path):
             raise BadInput(
                 f"{path} is a ledger, not a certificate; name the run directory or its certificate"
             ) from None
@@ -135,6 +136,12 @@ def load(path: str | Path) -> dict[str, Any]:
             "wrote it, or a newer one"
         )
     return stated
+
+
+def _begins_as_ledger(path: Path) -> bool:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return b'"confide_ledger":' in file.read(1 << 12)
+    return False
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -105,9 +105,13 @@ def _disk(out: Path) -> Iterator[None]:
         yield
     except (OSError, duckdb.Error, pa.ArrowException) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
-        raise ConfideError(
-            f"cannot write {out}: {reason}; what is done is kept in {out}.partial: go on with --resume"
-        ) from None
+        begun = os.path.exists(f"{out}.partial")
+        kept = (
+            f"what is done is kept in {out}.partial: go on with --resume"
+            if begun
+            else "nothing was written; name another folder with -o"
+        )
+        raise ConfideError(f"cannot write {out}: {reason}; {kept}") from None
 
 
 @contextlib.contextmanager
