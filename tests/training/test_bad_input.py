@@ -183,7 +183,7 @@ def full(*_, **__):
         "confide.training.run.save",
         "telemetry.jsonl",
         "confide.training.corpus.write_private",
-        "confide.accounting.certificate.json.dump",
+        "confide.accounting.certificate.write_private",
         "confide.training.beginning.LedgerWriter.create",
     ],
 )
@@ -308,7 +308,8 @@ def test_all_stages_go_on_after_an_interruption(config, cli, tmp_path, monkeypat
         patch.setattr(checkpoints, "_write_tensors", full)
         assert cli("run", config)[0] == 1
     with monkeypatch.context() as patch:
-        patch.setattr("confide.accounting.certificate.json.dump", full)  # the model is there, its certificate is not
+        # the model is there, its certificate is not
+        patch.setattr("confide.accounting.certificate.write_private", full)
         assert cli("run", config)[0] == 1
     assert (tmp_path / "out" / "run" / "model").exists()
     code, out, err = cli("run", config, "--json")
