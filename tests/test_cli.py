@@ -471,7 +471,12 @@ def test_arguments_that_are_not_utf_8_are_refused_before_anything_is_made(
 
 
 def test_what_cannot_be_read_or_made_says_so(capsys, chats, tmp_path, monkeypatch):
-    code, _, err = run(capsys, "screen", str(chats), "--policy", "digits", "-o", str(chats / "out"))
+    def closed(*_):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("confide.screening.pipeline.partial_folder", closed)
+        code, _, err = run(capsys, "screen", str(chats), "--policy", "digits", "-o", str(tmp_path / "out"))
     assert (code, "nothing was written; name another folder" in err) == (1, True)
     (tmp_path / "closed").mkdir()
     monkeypatch.setattr("confide.sources.os.access", lambda path, mode: False)
