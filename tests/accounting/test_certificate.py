@@ -280,6 +280,7 @@ def test_the_trade_off_curve_bounds_every_test(ledger):
     fprs = [point["fpr"] for point in certificate["trade_off"]]
     tprs = [point["tpr_at_most"] for point in certificate["trade_off"]]
     assert tprs == sorted(tprs)
+    assert {1e-4, 0.001, 0.01, 0.05, 0.1, 0.5} <= set(fprs)
     main = curve([STEPS])
     for fpr, tpr in zip(fprs, tprs, strict=True):
         for point in (0.0, 0.3, 1.0, 1.97):

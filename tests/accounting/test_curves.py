@@ -277,6 +277,24 @@ def test_the_renyi_divergence_of_a_sampled_pair_matches_dp_accountings_add_remov
     assert renyi(null_pair(1, 0.05, 1.2)[0], accountant.orders) == pytest.approx(accountant.rdp, rel=1e-6)
 
 
+@pytest.mark.parametrize("noise", [0.15, 20.0])
+def test_the_renyi_divergence_is_exact_at_every_scale(noise):
+    """A Gaussian pair in units of another size."""
+    from confide.accounting.selection import renyi
+
+    orders = np.array([1.5, 8.0, 64.0])
+    pair = dataclasses.replace(
+        shift_pair(0.7), scale=noise, upper_means=np.array([0.7 * noise]), lower_means=np.array([0.0])
+    )
+    assert pair.reach == pytest.approx(0.7)
+    assert renyi(pair, orders) == pytest.approx(orders * 0.7**2 / 2, rel=1e-9)
+
+
+def test_the_reach_of_a_pair_is_the_largest_distance_of_its_means():
+    assert substitution_pair(1, 0.1, 2.0).reach == pytest.approx(2 / 2.0)
+    assert substitution_pair(3, 0.1, 2.0).reach == pytest.approx(6 / 2.0)
+
+
 def test_a_curve_does_not_depend_on_the_order_of_events():
     events = [PoissonGaussian(0.02, 1.0, 50), Gaussian(6.0, 3), PoissonGaussian(0.02, 1.0, 25)]
     assert curve(events).epsilon(DELTA) == pytest.approx(curve(events[::-1]).epsilon(DELTA), abs=1e-6)

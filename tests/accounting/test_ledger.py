@@ -291,6 +291,8 @@ def test_every_state_release_of_selective_training_counts():
     assert event.releases == 10 * 3 * (1 + 2)
     with pytest.raises(BadInput, match="noised"):
         SelectiveGaussian(1.0, segments=1, states=1)
+    with pytest.raises(BadInput, match="states"):
+        SelectiveGaussian(1.0, segments=1, states=-1)
 
 
 @pytest.mark.parametrize(

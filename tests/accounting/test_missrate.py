@@ -169,6 +169,7 @@ def test_starting_over_until_the_number_pleases_gains_nothing():
         lambda: redraw_bound(3, 2, BETA),
         lambda: redraw_bound(0, 0, BETA),
         lambda: redraw_bound(0, 10, 0.0),
+        lambda: redraw_bound(0, 10, 0.6),
         lambda: redraw_bound(-1, 10, BETA),
         lambda: Reviewed(1, 2),
         lambda: review_bound([Reviewed(5, 0)], 4, BETA),

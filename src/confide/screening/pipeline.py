@@ -228,8 +228,6 @@ class _Work:
             table = table.replace_schema_metadata({**table.schema.metadata, b"stamp": stamp})
             write_table(self._path(number), table, self.key)
             self.tick(size)
-        if not self.chunks:
-            raise BadInput("the corpus is empty: none of its files holds a row; name files that do")
 
     def _stamp(self, chunk: Chunk | CanaryChunk) -> str:
         """A keyed digest of what a chunk was made from."""
