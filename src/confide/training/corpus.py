@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from ..dp.losses import IGNORED
 from ..errors import BadInput, ConfideError
 from ..policies import Finding, merged
 from ..records import Turn
@@ -28,7 +29,7 @@ from ..rundir import sha256_of, sync_folder, write_private
 from ..screening.output import SENSITIVE
 from ..screening.screened import Screened
 from ..screening.treatment import redact
-from .encoding import IGNORED, NO_LABEL, VIEWS, Encoder, Example, Tokens, View
+from .encoding import NO_LABEL, VIEWS, Encoder, Example, Tokens, View
 
 FORMAT = 1  # of the files; tokens of another format are made again
 ROWS = 4096  # records that are encoded at once

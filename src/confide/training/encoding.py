@@ -16,13 +16,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..dp.losses import IGNORED
 from ..errors import BadInput
 from ..models.templates import Unrendered, render
 from ..policies import Finding, merged
 from ..records import MASK, Turn
 
 NO_LABEL = -1  # of a record that is not classified
-IGNORED = -100  # what the losses of torch and transformers pass over
 View = Literal["screened", "raw", "anonymized", "segments"]
 VIEWS: tuple[View, ...] = ("screened", "raw", "anonymized", "segments")
 
