@@ -46,6 +46,8 @@ def _plain(found: Any) -> Any:
         return [_plain(value) for value in found]
     if found is not None and not isinstance(found, str | int | float | bool):
         raise ValueError
+    if isinstance(found, str):
+        found.encode()  # half a character, which only an escape can write, is a ValueError
     return found
 
 

@@ -100,7 +100,7 @@ def test_a_pattern_that_looks_at_all_the_rest_for_every_match_is_refused(monkeyp
         compose.Expression("a*b|a", "A").find("a" * 200_000)
 
 
-@pytest.mark.parametrize("pattern", ["x{1000}{1000}{1000}", "(" * 2000, "[", "(?=a)", r"(a)\1"])
+@pytest.mark.parametrize("pattern", ["x{1000}{1000}{1000}", "(" * 2000, "[", "(?=a)", r"(a)\1", "\ud800"])
 def test_a_pattern_that_is_none_or_too_large_is_refused(pattern):
     with pytest.raises(BadInput, match="pattern of type P"):
         compose.Expression(pattern, "P")

@@ -71,6 +71,7 @@ union:
         ("a: &a [1]\nunion: [*a]", "without aliases"),
         ("union: !!python/object:os.system [ls]", "plain values"),
         ("union: [\x00", "plain values"),
+        ('union: [{pattern: "\\ud800", type: A}]', "plain values"),
     ],
 )
 def test_policy_files_that_cannot_be_used(tmp_path, content, reason):

@@ -142,7 +142,7 @@ class Expression(Policy):
         options.max_mem = MEMORY
         try:
             self._expression = re2.compile(expression, options)
-        except re2.error:
+        except (re2.error, UnicodeEncodeError):
             raise BadInput(
                 f"the pattern of type {kind} is not a regular expression that RE2 knows (it has no look-around and no "
                 "back-references)"
