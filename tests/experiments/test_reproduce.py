@@ -182,7 +182,8 @@ def test_a_certificate_of_another_run_does_not_count(bench, done, tmp_path):
     make_all([study], SMOKE, other)
     for name in ("certificate.json", "ledger.jsonl"):
         shutil.copy(other.run(jobs(study, SMOKE)[0].job) / name, other.run(mine) / name)
-    (other.run(mine) / "config.yaml").unlink()  # which would tell by itself
+    (other.run(mine) / "config.yaml").unlink()  # which would tell by itself, as would the weights; what a page keeps of a run has neither
+    shutil.rmtree(other.run(mine) / "model")
     assert "of another run" in collect(done, SMOKE, other).refused[0]
 
 
