@@ -115,9 +115,12 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def weights_of(folder: Path) -> dict[str, str]:
-    """The digests of the weights in a model's folder, by file."""
-    return {path.name: sha256_of(path) for path in sorted(folder.glob("*.safetensors"))}
+MODEL_FILES = {".safetensors", ".json", ".jinja", ".txt", ".model"}
+
+
+def model_files(folder: Path) -> dict[str, str]:
+    """The digests of what makes a model: its weights, configuration, vocabulary and templates, by file."""
+    return {path.name: sha256_of(path) for path in sorted(folder.iterdir()) if path.suffix in MODEL_FILES}
 
 
 def sync_tree(folder: Path) -> None:

@@ -182,7 +182,7 @@ def show_verified(console: Console, verified: Verified) -> None:
         console,
         f"[bold green]holds[/]: the chain of {verified.ledger_length} ledger entries is unbroken, and every number and sentence was "
         f"recomputed from it ({taken} as the certificate states them)"
-        f"{'; the weights of the model are those that the ledger names' * verified.model}\n",
+        f"{'; the model beside it (weights, configuration, vocabulary) is the one that the ledger names' * verified.model}\n",
     )
     show_certificate(console, certificate)
     console.print("\n[bold]under these assumptions[/], which no arithmetic can check:")

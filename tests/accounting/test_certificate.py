@@ -199,14 +199,25 @@ def test_missed_secrets_that_became_public_must_be_counted(ledger):
 
 def test_weights_from_unflagged_lines_limit_whose_secrets_and_take_no_evidence(ledger):
     """A secret that both policies miss in its line is in the weights without noise, even where every record is private."""
-    certificate = issue(ledger(weights="unflagged-lines"), DELTA)
+    flagged = {"weights": "unflagged-lines", "conservative": "digits"}
+    certificate = issue(ledger(**flagged), DELTA)
     assert "inside a line that, looked at alone" in guarantee(certificate, "per-secret")["sentence"]
-    assert "the lines that no policy flags" in assumption(certificate, "start")
-    assert "A secret in a line that no policy flags" in certificate["not_promised"][0]
+    assert "the lines that neither the policy nor the conservative policy" in assumption(certificate, "start")
+    assert any("A secret in a line that no policy flags" in text for text in certificate["not_promised"])
     with pytest.raises(Refused, match="counts what becomes public by records"):
-        issue(ledger(name="b", weights="unflagged-lines"), DELTA, Redraws(200, 20, 0))
+        issue(ledger(name="b", **flagged), DELTA, Redraws(200, 20, 0))
     with pytest.raises(Refused, match="proven for crt and dpsgd"):
-        issue(ledger(name="c", weights="unflagged-lines", method="sdp"), DELTA)
+        issue(ledger(name="c", method="sdp", **flagged), DELTA)
+    with pytest.raises(Refused, match="leaves no line unflagged"):
+        issue(ledger(name="d", weights="unflagged-lines", conservative="everything"), DELTA)
+
+
+@pytest.mark.parametrize(("weights", "nothing_is_left"), [("outside", True), ("unflagged-lines", False)])
+def test_a_detected_secret_leaves_a_trace_in_weights_from_its_line_alone(ledger, weights, nothing_is_left):
+    """What a policy finds with the help of the line before, it may miss in the line alone, which the weights have seen."""
+    certificate = issue(ledger(weights=weights, conservative="digits", mask_consistent=True), DELTA)
+    assert ("detected-secret" in {one["name"] for one in certificate["guarantees"]}) == nothing_is_left
+    assert (certificate["k"]["detected"] == 0) == nothing_is_left
 
 
 def test_a_noised_phase_one_must_have_steps(ledger):

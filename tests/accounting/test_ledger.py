@@ -325,6 +325,24 @@ def test_rates_down_to_one_in_a_billion_are_taken():
         PoissonGaussian(9e-10, 1.0, 1)
 
 
+MODEL = {"model": {"model.safetensors": "0" * 64}}
+PAID = {"phase": "train", "event": to_plain(STEP)}
+
+
+@pytest.mark.parametrize(
+    "bodies",
+    [[{**PAID, "model": {}}], [{**PAID, **MODEL}], [{"model": {}}], [MODEL, PAID], [{**PAID, "note": 1}]],
+    ids=["hidden", "hidden beside a model", "named no more", "behind a model", "more fields"],
+)
+def test_no_step_hides_from_the_accountant(tmp_path, bodies):
+    path = tmp_path / "ledger.jsonl"
+    with LedgerWriter.create(path, SETTING, [("train", STEP)]) as writer:
+        for body in bodies:
+            writer._write(body)
+    with pytest.raises(BadInput, match="an entry that cannot be read"):
+        read_ledger(path)
+
+
 def test_an_unreadable_ledger_is_explained(tmp_path):
     with pytest.raises(BadInput, match="No such file"):
         read_ledger(tmp_path / "none.jsonl")

@@ -186,7 +186,7 @@ def test_an_exposure_that_the_certificate_rules_out_is_a_contradiction(runs, tmp
     from confide.attacks import subject
 
     # As if training had made those weights, and the ledger named them
-    monkeypatch.setattr("confide.accounting.verification._refuse_other_weights", lambda model, ledger: None)
+    monkeypatch.setattr("confide.accounting.verification._refuse_other_model", lambda model, ledger: None)
     # Three copies allow much; as if each canary had been planted once
     monkeypatch.setattr(subject.Setting, "k_repeated", lambda self, copies: 1)
     with pytest.raises(Contradiction, match="allows an exposure of"):

@@ -118,10 +118,8 @@ def test_results_show_what_was_measured_and_nothing_else(bench, done):
     rows = list(csv.DictReader(io.StringIO(as_csv(result))))
     assert [float(one["ppl"]) for one in rows] == pytest.approx([row["ppl"] for row in result.rows], rel=1e-5)
     text = section(result, ["results/fig3.svg"])
-    assert (
-        "Sound ε of crt lstm, CustomerSim: per-secret, substitution, k = 1, unit turn, poisson sampling, δ = 8e-05."
-        in text
-    )
+    assert "Sound ε of crt lstm, CustomerSim: per-secret (secrets that hold a whole word outside" in text
+    assert "common punctuation), substitution, k = 1, unit turn, poisson sampling, δ = 8e-05." in text
     size = "trained on the first 60 documents, a turn a record, cut at 64 tokens; judged on 5 texts of the test split"
     assert f"* lstm on customersim-small: {size}. Conservative policy allowlist, policy" in text
     assert (
@@ -182,7 +180,9 @@ def test_a_certificate_of_another_run_does_not_count(bench, done, tmp_path):
     make_all([study], SMOKE, other)
     for name in ("certificate.json", "ledger.jsonl"):
         shutil.copy(other.run(jobs(study, SMOKE)[0].job) / name, other.run(mine) / name)
-    (other.run(mine) / "config.yaml").unlink()  # which would tell by itself, as would the weights; what a page keeps of a run has neither
+    (
+        other.run(mine) / "config.yaml"
+    ).unlink()  # which would tell by itself, as would the weights; what a page keeps of a run has neither
     shutil.rmtree(other.run(mine) / "model")
     assert "of another run" in collect(done, SMOKE, other).refused[0]
 
@@ -309,7 +309,7 @@ def test_runs_of_a_search_compose():
     study = replace(STUDIES["search"], checks=())
     event = PoissonGaussian(0.1, 2.0, 50)
     row = {"value": None, "epsilon": 1.0, "guarantee": "per-secret", "adjacency": "substitution", "k": 1, "unit": "document", "sampler": "poisson",
-           "delta": 1e-5, "weights": "outside", "events": [event]}  # fmt: skip
+           "delta": 1e-5, "weights": "outside", "whose": "all secrets", "events": [event]}  # fmt: skip
     rows = [{**row, "row": "a", "seed": n, "corpus": "sst2"} for n in range(3)] + [
         {**row, "row": "b", "seed": 0, "corpus": "customersim"}
     ]
@@ -476,10 +476,11 @@ def test_a_run_may_start_from_a_model_of_the_public_lines(bench):
     assert bench.finished(one.job.start) is not None
     result = collect(study, SMOKE, bench)
     assert result.rows[0]["epsilon"] <= 2.74
+    assert "per-secret (secrets in flagged lines)" in section(result)
     assert "the initial weights are from unflagged lines of the same dialogues" in section(result)
     certificate = json.loads((bench.run(one.job) / "certificate.json").read_text())
     said = {part["id"]: part["text"] for part in certificate["assumptions"]}
-    assert "the lines that no policy flags" in said["start"]
+    assert "the lines that neither the policy nor the conservative policy" in said["start"]
     assert "inside a line that, looked at alone" in certificate["guarantees"][0]["sentence"]
 
 

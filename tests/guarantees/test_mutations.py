@@ -402,7 +402,7 @@ MISTAKES = {
     ),
     "a certificate for whatever weights lie beside it": (
         "accounting/verification.py",
-        '        _refuse_other_weights(folder / "model", ledger)',
+        '        _refuse_other_model(folder / "model", ledger)',
         "        pass",
         "training/test_provenance.py::test_a_certificate_says_nothing_of_other_weights",
     ),

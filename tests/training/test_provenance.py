@@ -68,13 +68,47 @@ def test_weights_that_were_copied_elsewhere_still_say_what_they_were_trained_on(
         make_plan(corpus / "screened", **small(model=str(tmp_path / "third")))
 
 
+def test_a_configuration_alone_knows_no_records_but_its_vocabulary_may(corpus, small, tmp_path):
+    run = train_plan(make_plan(corpus / "screened", **small(epochs=1)), tmp_path / "run")
+    run.model().save_pretrained(tmp_path / "copy")
+    run.tokenizer().save_pretrained(tmp_path / "copy")
+    choices = small(model=str(tmp_path / "copy"), from_scratch=True, epochs=1)
+    with pytest.raises(Refused, match="--model's vocabulary comes from a run on these very records"):
+        make_plan(corpus / "screened", **choices)
+    again = make_plan(corpus / "screened", **choices, vocabulary_from=str(corpus / "outside.txt"))
+    assert "weights" not in train_plan(again, tmp_path / "again").certificate["setting"]
+
+
+def test_what_stands_for_masks_is_not_drawn_again_in_the_middle_of_a_run(corpus, small, tmp_path):
+    run = train_plan(make_plan(corpus / "screened", **small(epochs=1, fill_masks=True)), tmp_path / "run").folder
+    shutil.rmtree(run / "model")
+    shutil.rmtree(run / "screened")
+    with pytest.raises(BadInput, match="what stands for the masks"):
+        train_plan(plan_of(run), run, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("config.json", ('"bos_token_id"', '"other_token_id"')), ("tokenizer.json", ("<MASK>", "<mask>"))],
+)
+def test_a_certificate_says_nothing_of_another_configuration_or_vocabulary(corpus, small, tmp_path, name, change):
+    run = train_plan(make_plan(corpus / "screened", **small(epochs=1)), tmp_path / "run").folder
+    path = run / "model" / name
+    (run / "model" / "README.md").write_text("a card is no part of the model")
+    assert verify(run).model
+    assert change[0] in path.read_text()
+    path.write_text(path.read_text().replace(*change))
+    with pytest.raises(Contradiction, match=f"does not hold the model that this run made.*{name}"):
+        verify(run)
+
+
 def test_a_certificate_says_nothing_of_other_weights(corpus, small, tmp_path):
     run = train_plan(make_plan(corpus / "screened", **small(epochs=1)), tmp_path / "run").folder
     assert verify(run).model
     other = train_plan(make_plan(corpus / "screened", **small(method="plain", epochs=1)), tmp_path / "plain").folder
     (run / "model").rename(tmp_path / "kept")
     shutil.copytree(other / "model", run / "model")
-    with pytest.raises(Contradiction, match="does not hold the weights that this run made"):
+    with pytest.raises(Contradiction, match="does not hold the model that this run made"):
         verify(run)
     assert not verify(run / "certificate.json").model
     shutil.rmtree(run / "model")

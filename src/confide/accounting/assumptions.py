@@ -14,8 +14,8 @@ _SAMPLERS = {
 }
 _STARTS = {
     "outside": "The initial weights and the vocabulary were made without the private records.",
-    "unflagged-lines": "The vocabulary was made without the private records, and the initial weights from nothing of them but the lines that no policy "
-    "flags when it looks at a line alone, with a constant in place of every other line; a secret lies inside one line, and the line "
+    "unflagged-lines": "The vocabulary was made without the private records, and the initial weights from nothing of them but the lines that neither "
+    "the policy nor the conservative policy of this certificate flags when it looks at a line alone, with a constant in place of every other line; a secret lies inside one line, and the line "
     "stays flagged when <MASK> stands in the secret's place.",
 }
 

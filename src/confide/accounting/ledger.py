@@ -2,7 +2,7 @@
 
 Each line is one JSON object that carries the hash of the line before it. The first line holds the setting (what the
 certificate may assume about screening and training) and the planned events; each further line holds one event, and the
-last, once the run has ended, the digests of the weights that it made. Length and head (the last hash) go into the certificate and every checkpoint, so that a changed line and a cut-off end both
+last, once the run has ended, the digests of the model's files. Length and head (the last hash) go into the certificate and every checkpoint, so that a changed line and a cut-off end both
 show. A hash chain is not a signature: whoever can rewrite ledger and certificate together can forge both.
 """
 
@@ -49,9 +49,7 @@ class Ledger:
     spent: tuple[Entry, ...]
     length: int
     head: str
-    model: Mapping[str, str] = field(
-        default_factory=dict
-    )  # digests of the weights that came out; empty: none are named
+    model: Mapping[str, str] = field(default_factory=dict)  # digests of the files that came out; empty: none are named
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -175,8 +173,9 @@ def _interpret(path: Path, bodies: list[dict[str, Any]], head: str) -> Ledger:
     try:
         setting = dict(first["setting"])
         planned = tuple(_entry(entry) for entry in first["planned"])
-        spent = tuple(_entry(body) for body in bodies[1:] if "model" not in body)
-        models = [_digests(body["model"]) for body in bodies[1:] if "model" in body]
+        models = [_digests(body["model"]) for body in bodies[1:] if body.keys() == {"model"}]
+        # What paid for nothing comes last: steps after a model was named would not be in it
+        spent = tuple(_entry(body) for body in bodies[1 : len(bodies) - len(models)])
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput(
             f"the ledger {path} has a sound chain but an entry that cannot be read: {error}; install a newer confide"
@@ -185,12 +184,16 @@ def _interpret(path: Path, bodies: list[dict[str, Any]], head: str) -> Ledger:
 
 
 def _entry(plain: Mapping[str, Any]) -> Entry:
+    if plain.keys() != {"phase", "event"}:
+        raise ValueError("an event with other fields, or behind the files of a model")
     return str(plain["phase"]), from_plain(plain["event"])
 
 
 def _digests(plain: Any) -> dict[str, str]:
-    if not isinstance(plain, dict) or not all(
-        isinstance(one, str) and _DIGEST.fullmatch(one) for one in plain.values()
+    if (
+        not plain
+        or not isinstance(plain, dict)
+        or not all(isinstance(one, str) and _DIGEST.fullmatch(one) for one in plain.values())
     ):
         raise TypeError("digests of a model's files")
     return plain
@@ -269,7 +272,7 @@ class LedgerWriter:
         self._write(_plain(phase, event))
 
     def name_model(self, digests: Mapping[str, str]) -> None:
-        """Write which weights came out, unless the ledger says so already: what is named is released anyway."""
+        """Write which files came out, unless the ledger says so already: what is named is released anyway."""
         if digests != self.model:
             self._write({"model": dict(digests)})
             self.model = digests

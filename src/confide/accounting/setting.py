@@ -137,9 +137,10 @@ class Setting:
 
         *Formal guarantees.* 0 means that the screened corpora are equal, hence (0, 0). The paper's order lets a
         detected secret decide whether another copy is a duplicate: one record changes (guarantees §2). Methods other
-        than crt train on the original text, where detection helps nothing.
+        than crt train on the original text, where detection helps nothing; and so did initial weights from single lines of it, in
+        which the policy may miss what it finds beside the line before.
         """
-        if self.method != "crt" or not self.mask_consistent:
+        if self.method != "crt" or not self.mask_consistent or self.weights != "outside":
             return self.k_missed
         return 0 if self.dedup == "off" or self.order == "redact-dedup" else 1
 
@@ -283,6 +284,11 @@ _REFUSALS: tuple[tuple[Callable[[Setting], bool], str], ...] = (
     (
         lambda s: s.weights != "outside" and s.method not in ("crt", "dpsgd"),
         "initial weights from unflagged lines of the same documents are proven for crt and dpsgd only; start from outside weights",
+    ),
+    (
+        lambda s: s.weights != "outside" and s.conservative == "everything",
+        "a conservative policy that flags everything leaves no line unflagged, so that the initial weights cannot be from such lines; "
+        "screen the lines and the documents with the same policies, and name the conservative one with --conservative",
     ),
     (
         lambda s: s.method == "sdp" and s.mask_records == "drop",

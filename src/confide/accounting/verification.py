@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import BadInput, Contradiction, Refused
 from ..plain_yaml import CONFIG, run_config
-from ..rundir import weights_of
+from ..rundir import model_files
 from .agreement import disagreements
 from .certificate import VERSION, evidence_from_plain, issue
 from .events import check_number, short
@@ -32,7 +32,7 @@ class Verified:
     certificate: dict[str, Any]
     numbers: int
     ledger_length: int
-    model: bool = False  # whether the weights beside it were compared with those that the ledger names
+    model: bool = False  # whether the model beside it was compared with those that the ledger names
 
 
 def verify(path: str | Path, ledger_path: str | Path | None = None) -> Verified:
@@ -40,8 +40,8 @@ def verify(path: str | Path, ledger_path: str | Path | None = None) -> Verified:
 
     *Formal guarantees.* Returns only if the ledger's chain is unbroken, its length and head are those of the
     certificate, and every number, sentence and assumption is what this confide computes (numbers to one in a million);
-    and, of a run directory, no option in its configuration says something else, and its model has the weights that the
-    ledger names, if it names any.
+    and, of a run directory, no option in its configuration says something else, and its model's files are those that
+    the ledger names, if it names any.
     Otherwise raises `Contradiction` with the reasons, or `BadInput` for what cannot be read.
     """
     path, folder = Path(path), None
@@ -82,13 +82,13 @@ def verify(path: str | Path, ledger_path: str | Path | None = None) -> Verified:
         _refuse_other_configuration(folder, rebuilt, ledger)
     here = folder is not None and bool(ledger.model) and (folder / "model").is_dir()
     if folder is not None and here:
-        _refuse_other_weights(folder / "model", ledger)
+        _refuse_other_model(folder / "model", ledger)
     return Verified(rebuilt, _count_numbers(rebuilt), ledger.length, here)
 
 
-def _refuse_other_weights(model: Path, ledger: Ledger) -> None:
+def _refuse_other_model(model: Path, ledger: Ledger) -> None:
     try:
-        there = weights_of(model)
+        there = model_files(model)
     except OSError as error:
         raise BadInput(
             f"cannot read {model}: {error.strerror}; make it readable, or verify the certificate alone"
@@ -96,7 +96,7 @@ def _refuse_other_weights(model: Path, ledger: Ledger) -> None:
     wrong = [name for name in sorted({*ledger.model, *there}) if ledger.model.get(name) != there.get(name)]
     if wrong:
         raise Contradiction(
-            f"{model} does not hold the weights that this run made, as its ledger names them: {', '.join(map(short, wrong[:3]))}; the certificate "
+            f"{model} does not hold the model that this run made, as its ledger names its files: {', '.join(map(short, wrong[:3]))}; the certificate "
             "says nothing about them. Bring them back from a backup, or write them again with `confide train --resume`"
         )
 

@@ -16,6 +16,7 @@ from ..accounting import verify
 from ..accounting.events import PoissonGaussian
 from ..accounting.ledger import read_ledger
 from ..accounting.papers import crt_bayesian_at, rdp_epsilon
+from ..accounting.setting import flags_all
 from ..errors import Contradiction
 from .jobs import ATTACKS, EPOCHS, EVALUATION, FINISHED, Bench, Job, file_digests
 from .scales import ORIGINAL, PRIVATE
@@ -132,6 +133,8 @@ def of_another_run(job: Job, bench: Bench, certificate: dict[str, Any], folder: 
         yield "unit"
     if not setting["subject"].endswith(f" on {bench.screened_name(job)}"):
         yield "screened corpus"
+    if setting.get("weights", "outside") != train.get("weights_from", "outside"):
+        yield "initial weights"
     if not math.isclose(setting["clipping_norm"], train.get("clip_norm", setting["clipping_norm"])):
         yield "clipping norm"
     for phase, event in read_ledger(folder / "ledger.jsonl").planned:
@@ -154,10 +157,22 @@ def _privacy(folder: Path, missed: float) -> dict[str, Any]:
         found |= {
             "epsilon": stated[0]["epsilon"],
             "guarantee": stated[0]["name"],
+            "whose": _whose(certificate["setting"], stated[0]["name"]),
             "k": stated[0]["k"],
             "adjacency": certificate["adjacency"]["name"],
         }
     return _epsilons(folder, missed) | found
+
+
+def _whose(setting: dict[str, Any], guarantee: str) -> str:
+    """Which secrets a guarantee is about, in short."""
+    if guarantee != "per-secret":
+        return {"selective": "marked tokens", "caught-secret": "secrets that phase 1 caught"}[guarantee]
+    if setting.get("weights", "outside") != "outside":
+        return "secrets in flagged lines"
+    if setting["method"] != "crt" or setting["conservative"] == "everything":
+        return "all secrets"
+    return str(setting["recall_class"] or "flagged secrets")
 
 
 def _noised(job: Job, folder: Path) -> dict[str, float]:
@@ -183,7 +198,8 @@ def _epsilons(folder: Path, missed: float, steps: int | None = None) -> dict[str
     """ε of a ledger's first private steps, soundly and by the papers' counts (which a certificate never holds).
 
     A Bayesian ε is smaller than ε only for crt with a mask-consistent policy: DP-SGD trains on what the policy finds too, and of
-    JFT no finite one is known where phase 1 has no noise (guarantees §3 and §6).
+    JFT no finite one is known where phase 1 has no noise (guarantees §3 and §6). It takes δ₂ = 0: it is about secrets that the
+    conservative policy flags wherever they stand, which of names that are words a list of words does not.
     """
     from ..accounting import curve
     from ..accounting.bayesian import slot_epsilon
@@ -199,7 +215,8 @@ def _epsilons(folder: Path, missed: float, steps: int | None = None) -> dict[str
     sound = curve([event], "substitution" if selective else adjacency, certificate["k"]["missed"])
     found = {"epsilon": sound.epsilon(delta), "paper_epsilon": rdp_epsilon(event, delta, conversion="old")}
     if missed and setting["method"] in ("crt", "dpsgd"):
-        amplified = setting["method"] == "crt" and setting["mask_consistent"]
+        amplified = setting["method"] == "crt" and setting["mask_consistent"] and flags_all(setting)
+        amplified = amplified and setting.get("weights", "outside") == "outside"
         found["bayesian"] = slot_epsilon(sound, missed, delta) if amplified else found["epsilon"]
     if missed and setting["method"] == "crt":
         found["paper_bayesian"] = crt_bayesian_at(event, delta, missed)

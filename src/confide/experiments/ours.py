@@ -24,6 +24,7 @@ LINES = (
     "place of every turn that a policy flags: text that stays the same whatever a secret in a flagged turn was. "
 )
 FILLED = "crt, dialogues, masks filled"
+STARTED = "dpsgd, dialogues, from public lines"
 FAKER = "CustomerSim's secrets were made by the library that also invents what fills masks, Faker: in real text the two resemble each other less. "
 TRADE_OFF = Study(
     "equal-epsilon", "Ours", "every method at equal sound ε, CustomerSim", "(no such figure in the papers.)",
@@ -36,6 +37,7 @@ TRADE_OFF = Study(
         Row("crt, turns, masks filled", ORIGINAL, "lstm", "crt", {"unit": "turn", "missed": 0.1}, {"fill_masks": True}, size="large"),
         Row("jft, dialogues (caught secrets)", ORIGINAL, "lstm", "jft", {**WHOLE, "missed": 0.1}, size="large"),
         Row("dpsgd, dialogues", ORIGINAL, "lstm", "dpsgd", {**WHOLE, "missed": 0.1}, size="large"),
+        Row(STARTED, ORIGINAL, "lstm", "dpsgd", {**WHOLE, "missed": 0.1}, start="public lines", size="large"),
         Row("dpsgd, turns", ORIGINAL, "lstm", "dpsgd", {"unit": "turn", "dedup": "off", "missed": 0.1}, size="large"),
         Row("sdp, dialogues (selective ε)", ORIGINAL, "lstm", "sdp", {**WHOLE, "missed": 0.1}, {"batch_size": 32}, size="large"),
     ),
@@ -45,6 +47,7 @@ TRADE_OFF = Study(
         Check("below", ("crt, dialogues", "dpsgd, dialogues"), "ppl_non_secret", "crt is below dpsgd on non-secret tokens at every ε"),
         Check("below", ("crt, turns", "dpsgd, turns"), "line_ppl_non_secret", "the same on turns, judged line by line"),
         Check("below", (FILLED, "dpsgd, dialogues"), "ppl_non_secret", "crt with filled masks is below dpsgd on non-secret tokens at every ε"),
+        Check("below", (FILLED, STARTED), "ppl_non_secret", "and below dpsgd from the same start"),
         Check("below", ("crt, turns, masks filled", "crt, turns"), "line_ppl_non_secret", "filled masks help crt on turns"),
         Check("below", (FILLED, "crt, dialogues"), "ppl", "filled masks help crt on all tokens of dialogues"),
     ),
@@ -95,14 +98,17 @@ HEADLINE = Study(
         Row("crt, dialogues, ε = 8", ORIGINAL, "lstm", "crt", {**WHOLE, "missed": 0.1}, {"epsilon": 8, "ignore_mask": True}, start="public lines", size="all"),
         Row("jft, dialogues (caught secrets)", ORIGINAL, "lstm", "jft", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74}, size="all"),
         Row("dpsgd, dialogues", ORIGINAL, "lstm", "dpsgd", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74}, size="all"),
+        Row(STARTED, ORIGINAL, "lstm", "dpsgd", {**WHOLE, "missed": 0.1}, {"epsilon": 2.74}, start="public lines", size="all"),
         Row("plain, dialogues", ORIGINAL, "lstm", "plain", {**WHOLE, "missed": 0.1}, size="all"),
     ),
     UTILITY, published=PUBLISHED,
     checks=(
         *(Check("below", (row, "S-DPSGD, CustomerSim"), "ppl_sdp", f"{row.partition(' (')[0]} predicts better than the published S-DP") for row in
-          ("dpsgd, dialogues", "jft, dialogues (caught secrets)", "crt, dialogues", FILLED)),
+          ("dpsgd, dialogues", STARTED, "jft, dialogues (caught secrets)", "crt, dialogues", FILLED)),
         Check("below", (FILLED, "dpsgd, dialogues"), "ppl", "crt with filled masks is below dpsgd on all tokens"),
         Check("below", (FILLED, "dpsgd, dialogues"), "ppl_non_secret", "and on non-secret ones"),
+        Check("below", (FILLED, STARTED), "ppl", "crt with filled masks is below dpsgd from the same start on all tokens"),
+        Check("below", (FILLED, STARTED), "ppl_non_secret", "and on non-secret ones (from the same start)"),
         Check("within", ("crt, dialogues", "plain, dialogues"), "ppl_non_secret", "crt is within 10 % of plain on non-secret tokens", 1.1),
         Check("within", ("crt, dialogues, ε = 8", "plain, dialogues"), "ppl_non_secret", "crt at ε = 8 is within 10 % of plain on non-secret tokens", 1.1),
         Check("below", ("crt, dialogues", "dpsgd, dialogues"), "ppl_non_secret", "crt is below dpsgd on non-secret tokens"),

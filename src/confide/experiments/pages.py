@@ -123,9 +123,9 @@ def _about(result: Result) -> list[str]:
     about: dict[str, list[str]] = {}
     for row in result.rows:
         if "guarantee" in row:
-            said = f"{row['guarantee']}, {row['adjacency']}, k = {row['k']}, unit {row['unit']}, {row['sampler']} sampling, δ = {row['delta']:g}"
+            said = f"{row['guarantee']} ({row['whose']}), {row['adjacency']}, k = {row['k']}, unit {row['unit']}, {row['sampler']} sampling, δ = {row['delta']:g}"
             if row["weights"] != "outside":
-                said += "; the initial weights are from unflagged lines of the same dialogues, so that it is about secrets in flagged lines"
+                said += "; the initial weights are from unflagged lines of the same dialogues"
             about.setdefault(said, []).append(row["row"])
     return [
         *(f"* Sound ε of {', '.join(dict.fromkeys(rows))}: {said}." for said, rows in about.items()),

@@ -260,7 +260,7 @@ model's own vocabulary, so that rows compare; "non-secret" and "secret" are toke
 "sound ε" is the first finite guarantee of a run's certificate, all steps released; what it is about (whose secrets, adjacency, k, unit, sampler, δ)
 stands below each table, and its assumptions in the certificate: `confide verify RUN`.
 "ε as the papers count" is an added or removed record, Rényi accounting with the old conversion: the number which S-DP would print, and no
-bound; of few steps its conversion makes more than a sound ε. "None finite" is said of noised runs of which no bound is proven. A Bayesian ε is about a secret of a kind that the policy finds, but for an independent coin of the stated probability. ± is the standard deviation
+bound; of few steps its conversion makes more than a sound ε. "None finite" is said of noised runs of which no bound is proven. A Bayesian ε is about a secret of a kind that the policy finds, but for an independent coin of the stated probability, and that the conservative policy flags wherever it stands. ± is the standard deviation
 over seeds; brackets hold a 95 % interval of a single run, by the records it was judged on (of exposure: as wide as that of unseen canaries, which is too narrow for exposed ones). A claim holds, or does not, only where intervals that are known lie
 apart; without them the means are compared. Exposure is in bits, of 10^6 candidates: an unseen canary averages 1.44, the largest of ten 4.23. "MIA, AUC" compares records that
 were trained on with held-out ones, with a baseline that never sees the model beside it; "as CRT counts" is that paper's game, with its chance

@@ -330,6 +330,8 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
     """Write a tokenizer, and the digests of all that lies there then; a failure of the disk is an `OSError`."""
+    for name in ("is_local", "local_files_only"):  # where it was read from: the same tokenizer is the same files
+        tokenizer.init_kwargs.pop(name, None)
     try:
         with quiet():
             tokenizer.save_pretrained(folder)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..accounting import LedgerWriter, read_ledger
+from ..errors import BadInput
 from ..models import longest
 from ..rundir import Lock
 from . import byhand, processes, sdp
@@ -132,8 +133,18 @@ class Prepared:
     def _tokenised(self, source: Source, encoder: Encoder) -> TokenFile:
         """Tokens of a source; rank 0 makes them, the others wait for it."""
         folder = self.folder / TOKENS / fingerprint(self.plan.screened, source, encoder)
+        if encoder.fillings and self.resumed and not folder.exists() and self._begun:
+            raise BadInput(
+                f"{folder} is gone: what stands for the masks while {self.folder} is trained was drawn when it began; bring it back from a backup, "
+                "or start a new run"
+            )
         processes.shared(lambda: tokenise(self.plan.screened, source, encoder, folder, self.tick).folder)
         return TokenFile.open(folder)
+
+    @property
+    def _begun(self) -> bool:
+        """Whether any step is known to have been taken."""
+        return bool(spent_steps(self)) or any((self.folder / CHECKPOINTS).glob("[0-9]*"))
 
     def stream(self, tokens: TokenFile, rows: NDArray[np.int64] | None = None) -> Stream:
         """Some rows of a file of tokens, or all of it, as batches on the model's device."""

@@ -51,6 +51,9 @@ def refuse_own_weights(screened: Screened, options: Options) -> None:
     if not options.private:
         return
     for name in ("model", "tokenizer"):
+        if name == "model" and options.from_scratch and (options.tokenizer or options.vocabulary_from):
+            continue  # its configuration alone is taken
+        what = option(name) + ("'s vocabulary" if name == "model" and options.from_scratch else "")
         path = Path(str(getattr(options, name))).expanduser().resolve()
         for folder in (path, *path.parents) if path.exists() else ():
             found: dict[str, Any] = {}
@@ -58,11 +61,11 @@ def refuse_own_weights(screened: Screened, options: Options) -> None:
                 with contextlib.suppress(BadInput):  # of something else
                     found = run_config(folder)
             if folder == path:
-                refuse_seen(_trained_on(path), screened, option(name))
+                refuse_seen(_trained_on(path), screened, what)
             texts = found.get("corpus")
             same = set(map(str, texts if isinstance(texts, list) else ())) & set(screened.manifest.get("corpus", ()))
             if same or found.get("digest") == screened.manifest["digest"]:
-                raise _own(option(name))
+                raise _own(what)
 
 
 def refuse_seen(digests: Sequence[str], screened: Screened, what: str) -> None:

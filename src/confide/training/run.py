@@ -15,7 +15,7 @@ from ..accounting import LedgerWriter, issue, read_ledger, write
 from ..errors import ConfideError
 from ..models import check_sums, load_trained, save
 from ..plain_yaml import run_config
-from ..rundir import sync_folder, sync_tree, weights_of
+from ..rundir import model_files, sync_folder, sync_tree
 from . import processes
 from .prepared import Prepared
 from .telemetry import read_telemetry
@@ -89,7 +89,7 @@ def finish(prepared: Prepared) -> Run:
         if options.private and prepared.plan.private and prepared.ledger_path is not None:
             assert options.delta is not None
             with LedgerWriter.resume(prepared.ledger_path) as ledger:
-                ledger.name_model(weights_of(folder / "model"))
+                ledger.name_model(model_files(folder / "model"))
             write(
                 issue(read_ledger(prepared.ledger_path), options.delta, prepared.plan.evidence),
                 folder / "certificate.json",
