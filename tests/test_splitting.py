@@ -1,14 +1,16 @@
 """Splitting loses no character, never joins turns, cuts only after sentences, and looks at one record at a time."""
 
 import time
+from itertools import accumulate
 
 import pytest
-from hypothesis import given
+import sentencex
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from confide.errors import BadInput
 from confide.records import MARK, Columns, Record, Turn, make_record
-from confide.splitting import UNITS, sentence_ends, split
+from confide.splitting import UNITS, WINDOW, sentence_ends, split
 
 BITS = ["Dr. ", "U.S. ", "a", "B", " ", ". ", "\n", "\n\n", "USR: ", "SYS:", "?!", '"', MARK, "é", "…", "\u2028", "\x85",
         "。", "\r\n", "1.5", "x@y.z ", "http://a.b ", "(", ") ", "\x00", "\U0001f600", "J. R. "]  # fmt: skip
@@ -131,8 +133,36 @@ def test_packing_is_greedy_and_keeps_what_lies_between():
     assert texts(chat("One. Two.", "Three."), "document", 2) == ["user: One.", "user: Two.", "assistant: Three."]
 
 
-def test_an_endless_sentence_stays_one_record():
-    assert texts(plain("word " * 5000), "turn", 10) == [("word " * 5000).strip()]
+def test_a_long_sentence_stays_one_record():
+    assert texts(plain("word " * 3900), "turn", 10) == [("word " * 3900).strip()]
+
+
+def test_an_endless_sentence_is_cut_between_words():
+    found = texts(plain("word " * 9000), "sentence")
+    assert len(found) == 3
+    assert " ".join(found) == ("word " * 9000).strip()
+    assert [len(piece) for piece in texts(plain("w" * 45_000), "sentence")] == [WINDOW, WINDOW, 5000]
+
+
+def test_long_texts_have_the_sentences_that_they_have_as_a_whole():
+    text = 'Dr. Smith paid $3.50 at 5 p.m. on Monday. He left. "It is late," she said. Why? ' * 1000
+    assert sentence_ends(text) == list(accumulate(map(len, sentencex.segment("en", text))))
+
+
+@given(
+    st.lists(st.sampled_from(["'" * 30_000, "word. " * 50, '"', "a" * 25_000, "\u201c" * 9000]), max_size=6).map(
+        "".join
+    )
+)
+@settings(max_examples=20, deadline=None)
+def test_hostile_quotes_are_looked_at_in_windows_that_go_on(text):
+    looked: list[int] = []
+    real = sentencex.segment
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sentencex, "segment", lambda language, part: looked.append(len(part)) or real(language, part))
+        assert sentence_ends(text)[-1] == len(text)
+    assert max(looked) <= WINDOW
+    assert sum(looked) <= 3 * len(text) + WINDOW
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,9 @@ def _main(arguments: list[str] | None) -> None:
         if error.filename is not None:
             message = f"cannot use {error.filename}: {error.strerror}; mend that, and run the command again"
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (what is left in the buffer cannot be written either)
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of a library in Rust is no Exception
         if hasattr(error, "format_message"):  # typer's own usage errors
             code, message = getattr(error, "exit_code", 2), _usage(error)
         else:  # the message may quote private text

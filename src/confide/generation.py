@@ -100,6 +100,8 @@ def _model_folder(folder: Path) -> Path:
     for candidate in (folder / "model", folder):
         if (candidate / "config.json").is_file():
             return candidate
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"{folder} is a file; name a run of `confide train` or a model's folder")
     if not folder.is_dir():
         raise BadInput(f"{folder}: no such folder; name a run of `confide train` or a model's folder")
     if (folder / "SENSITIVE").is_file():

@@ -85,6 +85,8 @@ class Purge:
 def plan_purge(folder: str | Path) -> Purge:
     """What `purge` would remove. Refuses a folder that is neither a run nor a screened corpus."""
     folder = Path(folder)
+    if folder.is_symlink():
+        raise BadInput(f"{folder} is a link, and links are never followed; name {folder.resolve()} itself")
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
@@ -137,7 +139,7 @@ def purge(folder: str | Path) -> Purge:
                 _remove(here / name)  # the last one is what it is known by until the end
             sync_folder(here)
         if found.kind == "corpus" and not found.left:
-            (here if not here.is_symlink() else here.resolve()).rmdir()
+            here.rmdir()
     except OSError as error:
         what = error.filename or here
         raise ConfideError(f"cannot remove {what}: {error.strerror}; mend that, then purge again") from None

@@ -17,10 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from . import records
+from .arrow_sizes import MAGIC, packed_parts
 from .errors import BadInput
 from .records import Bad, Chunk, Columns, Fields, choose_columns, decode_json, too_long
 from .sources import File, cause
 
+LARGEST_RATIO = 200  # of what is unpacked to what is packed, in parts beyond MAX_LINE
 TEXT_AS = ("file", "line", "paragraph")
 
 _ENDS = {"jsonl": (b"\n",), "line": (b"\n",), "paragraph": (b"\n\n", b"\n\r\n"), "file": ()}
@@ -214,7 +216,7 @@ def _table(file: File, blocks: Iterable[bytes], fields: Fields, size: int) -> It
     except csv.Error:
         where = f"row {row}" if header else "header"
         raise BadInput(
-            f"{file.name}, {where}: quotes or line ends are not those of a {file.format.upper()} file"
+            f"{file.name}, {where}: quotes or line ends are not those of a {file.format.upper()} file; mend that row, or write the file anew"
         ) from None
     if rows:
         yield _Piece(first, "rows", columns, rows, bad=tuple(bad))
@@ -241,17 +243,32 @@ def _parquet(file: File, stream: IO[bytes], fields: Fields, size: int) -> Iterat
     table = pq.ParquetFile(stream)
     columns = choose_columns(table.schema_arrow.names, fields, file.name)
     groups = [table.metadata.row_group(i) for i in range(table.metadata.num_row_groups)]
+    for group in groups:
+        for column in map(group.column, range(group.num_columns)):
+            if column.path_in_schema.partition(".")[0] in columns:
+                _refuse_bomb(file, column.total_compressed_size, column.total_uncompressed_size)
     total = sum(group.total_byte_size for group in groups)
     batch = max(1, min(size * max(1, table.metadata.num_rows) // max(1, total), 1 << 16))
     names = [name for name in dict.fromkeys(columns) if name is not None]
     yield from _batches(table.iter_batches(batch, columns=names), columns, size)
 
 
+def _refuse_bomb(file: File, packed: int, unpacked: int) -> None:
+    """Refuse what is small on disk and would not fit into memory, before it is unpacked."""
+    if unpacked > max(records.MAX_LINE, LARGEST_RATIO * packed):
+        raise BadInput(
+            f"{file.name} unpacks to more than {LARGEST_RATIO} times its size ({unpacked >> 20} MB), as no text does; write it anew"
+        )
+
+
 def _arrow(file: File, stream: IO[bytes], fields: Fields, size: int) -> Iterator[_Piece]:
     """Arrow as Hugging Face datasets write it (a stream), or as a file with a footer."""
-    magic = stream.read(6)
+    for packed, unpacked in packed_parts(stream):
+        _refuse_bomb(file, packed, unpacked)
     stream.seek(0)
-    if magic == b"ARROW1":
+    magic = stream.read(len(MAGIC))
+    stream.seek(0)
+    if magic == MAGIC:
         reader = pa.ipc.open_file(stream)
         batches: Iterable[Any] = (reader.get_batch(i) for i in range(reader.num_record_batches))
     else:

@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import os
 import resource
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,6 +122,17 @@ MODEL_FILES = {".safetensors", ".json", ".jinja", ".txt", ".model"}
 def model_files(folder: Path) -> dict[str, str]:
     """The digests of what makes a model: its weights, configuration, vocabulary and templates, by file."""
     return {path.name: sha256_of(path) for path in sorted(folder.iterdir()) if path.suffix in MODEL_FILES}
+
+
+def swap_in(draft: Path, folder: Path) -> None:
+    """Give a finished folder its name. One of that name steps aside first, as `.replaced`: a process that is killed in between leaves one of them."""
+    aside = folder.with_name(f"{folder.name}.replaced")
+    if folder.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(folder, aside)
+    os.rename(draft, folder)
+    sync_folder(folder.parent)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def sync_tree(folder: Path) -> None:

@@ -171,5 +171,5 @@ def cause(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, EOFError | zlib.error | OSError | pa.ArrowException):
-        return "it is truncated or damaged, or not what its name says"
+        return "it is truncated or damaged, or not what its name says; mend it, or leave it out"
     return f"the file system reports {type(error).__name__}"

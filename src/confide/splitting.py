@@ -17,6 +17,7 @@ from .errors import BadInput
 from .records import Record, Turn
 
 UNITS = ("document", "turn", "sentence")
+WINDOW = 20_000  # characters
 
 _TAG = re.compile(r"[A-Z][A-Za-z .'-]{0,30}:(?!//)")
 _NEXT_TAG = re.compile(rf"\n(?=[^\S\n]*{_TAG.pattern})")
@@ -29,7 +30,7 @@ def split(record: Record, unit: str, max_words: int | None = None) -> list[Recor
     `turn`: the messages of a chat. In plain text each line that is not blank; but if the first one begins with a
     speaker's tag such as `USR:`, a turn begins at each tagged line and goes on until the next.
     `sentence`: the sentences of each turn. `max_words` cuts documents or turns after sentences so that a record has
-    at most so many words (between white space, roles included), unless a single sentence has more.
+    at most so many words (between white space, roles included), unless a single sentence has more. A sentence has at most 20,000 characters.
 
     Pieces have the ids `<id>/0`, `<id>/1`...; a document that may not be cut keeps its own.
 
@@ -60,10 +61,24 @@ def split(record: Record, unit: str, max_words: int | None = None) -> list[Recor
 
 
 def sentence_ends(text: str) -> list[int]:
-    """Where sentences end, white space after them included; the last end is that of the text."""
+    """Where sentences end, white space after them included; the last end is that of the text.
+
+    Long texts are looked at through windows, the next from the last end that was found, since the time grows with the square of what is
+    looked at. What has no end within a window is cut before its last word.
+    """
     # sentencex panics on white space of several bytes, and a panic would print text
     plain = text if text.isascii() else _WIDE_SPACE.sub(" ", text)
-    ends = list(accumulate(map(len, sentencex.segment("en", plain))))
+    ends: list[int] = []
+    start = 0
+    while len(plain) - start > WINDOW:
+        seen = plain[start : start + WINDOW]
+        ends += [start + end for end in _ends(seen)[:-1] or [seen.rstrip().rfind(" ") + 1 or WINDOW]]
+        start = ends[-1]
+    return ends + [start + end for end in _ends(plain[start:])]
+
+
+def _ends(text: str) -> list[int]:
+    ends = list(accumulate(map(len, sentencex.segment("en", text))))
     return ends if ends and ends[-1] == len(text) else [len(text)]
 
 

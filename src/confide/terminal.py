@@ -368,7 +368,7 @@ def show_purge(console: Console, found: Purge, done: bool) -> None:
         gone = found.kind == "corpus" and not found.left
         _fact(console, "removed", f"{found.folder}" if gone else names)
         return
-    say(console, f"[bold]{escape(str(found.folder))}[/], a {'run' if found.kind == 'run' else 'screened corpus'}")
+    say(console, f"[bold]{inert(found.folder)}[/], a {'run' if found.kind == 'run' else 'screened corpus'}")
     for name, what in sorted(found.parts.items()):
         _fact(console, "removes", f"{name}: {what}")
     if not found.parts:

@@ -12,6 +12,7 @@ import time
 import tracemalloc
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -150,6 +151,34 @@ def test_a_compression_bomb_takes_no_more_memory_than_a_line_may_have(tmp_path, 
     assert "more than the 1 MB a line may have" in bad[0].reason
 
 
+@pytest.mark.parametrize("kind", ["parquet", "stream", "file"])
+def test_a_column_that_unpacks_to_hundreds_of_times_its_size_is_refused_before_that(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(records, "MAX_LINE", 1 << 20)
+    table = pa.table({"text": ["a" * (32 << 20)]})
+    path = tmp_path / f"bomb.{'parquet' if kind == 'parquet' else 'arrow'}"
+    if kind == "parquet":
+        pq.write_table(table, path, compression="zstd", use_dictionary=False)
+    else:
+        new = pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file
+        with new(path, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+            writer.write_table(table)
+    assert path.stat().st_size < 1 << 18
+    monkeypatch.setattr(readers, "_batches", lambda *arguments: pytest.fail("it was unpacked"))
+    with pytest.raises(BadInput, match="unpacks to more than 200 times its size"):
+        read(path)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "lz4"])
+@pytest.mark.parametrize("kind", ["stream", "file"])
+def test_packed_arrow_is_read_like_any_other(tmp_path, compression, kind):
+    table = pa.table({"text": pa.array(["one", "two"] * 50).dictionary_encode()})
+    path = tmp_path / "some.arrow"
+    new = pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file
+    with new(path, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(table)
+    assert read(path) == (100, [])
+
+
 @pytest.mark.parametrize(
     "line", [b"[" * 500_000, b'{"text":' * 100_000, b'{"text": ' + b"9" * 100_000 + b"}", b'{"text": "a", "text": 1}']
 )
@@ -169,7 +198,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 @pytest.mark.parametrize("reads", [config.read_config, lambda path: load(str(path))], ids=["configuration", "policy"])
 @pytest.mark.parametrize(
-    "text", [BOMB, "a: !!python/object/apply:os.system [touch ran]", "!!python/name:os.system", "d: 2020-99-99", "[" * 5000, "? {a: 1}\n: 2", "x: \0", "=: <<"]
+    "text", [BOMB, "a: !!python/object/apply:os.system [touch ran]", "!!python/name:os.system", "d: 2020-99-99", "[" * 5000, "? {a: 1}\n: 2", "x: \0", "=: <<", "miss: 1" + ":1" * 300 + ".5\n? [", "a: !!int 1" + ":1" * 500_000 + "\n? ["]
 )  # fmt: skip
 def test_yaml_makes_no_objects_and_does_not_unfold(tmp_path, monkeypatch, reads, text):
     monkeypatch.chdir(tmp_path)
@@ -321,6 +350,11 @@ def test_a_configuration_is_plain_data_or_refused(tmp_path, text):
     with pytest.raises(SystemExit) as ended:
         main(["purge", str(tmp_path), "--dry-run"])
     assert ended.value.code == 2
+
+
+def test_numbers_to_the_base_of_sixty_are_text(tmp_path):
+    (tmp_path / "config.yaml").write_text("options: {a: 12:30, b: 1:30.5, c: !!int 1:1, d: 7, e: 1.5}")
+    assert run_config(tmp_path)["options"] == {"a": "12:30", "b": "1:30.5", "c": "1:1", "d": 7, "e": 1.5}
 
 
 def test_what_lies_above_a_model_is_no_concern(tmp_path):

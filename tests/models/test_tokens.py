@@ -98,6 +98,46 @@ def test_a_bare_folder_is_enough(tmp_path, tokenizer, files):
     assert found.decode(encode(found, "hello there")) == "hello there"
 
 
+GROWING = {"type": "Replace", "pattern": {"String": "z"}, "content": "z" * 30}
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        {"type": "Sequence", "normalizers": [GROWING] * 5},
+        {"type": "Replace", "pattern": {"String": ""}, "content": "z"},
+        {"type": "Prepend", "prepend": "z" * 100},
+    ],
+)
+def test_a_tokenizer_that_writes_ever_more_signs_is_refused(tmp_path, tokenizer, normalizer):
+    path = tmp_path / "tokenizer.json"
+    tokenizer.backend_tokenizer.save(str(path))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": normalizer}))
+    with pytest.raises(BadInput, match="more than 64 signs in place of one"):
+        load_tokenizer(str(tmp_path), "lstm")
+
+
+def test_a_tokenizer_that_panics_is_refused_in_one_line(tmp_path, tokenizer, capfd):
+    """A panic of the library is no Exception. Here a pattern gives up on a text that it cannot match in any time."""
+    path = tmp_path / "tokenizer.json"
+    tokenizer.backend_tokenizer.save(str(path))
+    hangs = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pre_tokenizer": hangs}))
+    found, _ = load_tokenizer(str(tmp_path), "lstm")
+    with pytest.raises(BadInput, match="the tokenizer fails on a text"):
+        encode(found, "a" * 50)
+    garbled = json.loads(path.read_text()) | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}}
+    path.write_text(json.dumps(garbled))
+    with pytest.raises(BadInput):
+        encode(load_tokenizer(str(tmp_path), "lstm")[0], "some text")
+
+
+def test_a_name_that_is_nearly_a_model_made_here_is_answered_with_it(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(BadInput, match="did you mean gpt2-tiny"):
+        load_tokenizer(None, "gpt-tiny")
+
+
 def test_what_is_no_tokenizer_is_refused_in_clear_words(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(BadInput, match="no tokenizer"):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from confide.errors import BadInput
 from confide.policies import load, merged
+from confide.policies.known import PREFIX
 from confide.records import MARK
 
 
@@ -48,6 +49,28 @@ def found(policy, text):
 )
 def test_known_secrets_are_found_in_any_case_and_spacing(known, secret, text, hits):
     assert found(known(secret, "never seen"), text) == hits
+
+
+@pytest.mark.parametrize("text", ["Yours, John Smith", "John Smithson", "john smith son", "John Smithy John Smith"])
+def test_an_entry_may_be_the_beginning_of_another(known, text):
+    """Also at the end of the text, where there is no room for the longer one."""
+    assert (
+        found(known("John Smith", "John Smithson"), text)
+        == {
+            "Yours, John Smith": ["John Smith"],
+            "John Smithson": ["John Smithson"],
+            "john smith son": ["john smith son"],
+            "John Smithy John Smith": ["John Smith"],
+        }[text]
+    )
+
+
+def test_a_list_of_beginnings_finds_few_things_in_each_place(known):
+    """4,000 letters and 500 entries, each the beginning of the next, would else make two million findings."""
+    policy = known(*("." * n for n in range(2, 500)))
+    findings = policy.find("." * 4000 + " ab cdefghi" * 50)
+    assert len(findings) <= PREFIX * 4000
+    assert merged(findings) == [(0, 4000)]
 
 
 @given(

@@ -287,6 +287,14 @@ def test_several_runs_are_compared_on_one_page(whole, make, tmp_path):
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
 
 
+def test_a_comparison_takes_the_place_of_a_comparison_alone(whole, tmp_path):
+    runs = [whole, whole.parent / "plain"]
+    assert report(runs, report(runs, tmp_path / "compared.html")).exists()
+    (tmp_path / "chats.jsonl").write_text("{}")
+    with pytest.raises(BadInput, match="is no page of confide's"):
+        report(runs, tmp_path / "chats.jsonl")
+
+
 def test_attacks_of_another_confide_are_said_to_be_unreadable(make, tmp_path):
     run = make(tmp_path / "run", "plain", parts=("model",))
     odd = {

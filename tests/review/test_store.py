@@ -720,6 +720,8 @@ def test_the_export_is_the_hand_screened_subset_that_training_reads(store_of, la
             label(store)
     done = export(store, tmp_path / "hand.jsonl")
     assert stat.S_IMODE((tmp_path / "hand.jsonl").stat().st_mode) == 0o600
+    with pytest.raises(BadInput, match="never overwritten"):
+        export(store, tmp_path / "hand.jsonl")
     seen = [store.records.read(record).text for record in store.order]
     expected = dict(zip(texts, ["plain words", MASK, f"keys {MASK} and {MASK}", f"it is {MASK} and {MASK}", MASK, f"pin {MASK}, code {MASK}", f"odd\u2028line {MASK}\x85{MASK}"], strict=True))  # fmt: skip
     assert [example.text for example in read(str(tmp_path / "hand.jsonl"))] == [expected[text] for text in seen]

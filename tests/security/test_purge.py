@@ -232,6 +232,21 @@ def test_links_are_never_followed(home, capsys):
     assert not [path for path in (home / "run").iterdir() if path.is_symlink()]
 
 
+def test_a_link_to_a_folder_is_no_folder(home, capsys):
+    (home / "link").symlink_to(home / "corpus")
+    code, _, err = ask(capsys, "purge", home / "link", "--yes")
+    assert code == 2
+    assert f"name {home / 'corpus'} itself" in " ".join(err.split())
+    assert (home / "corpus" / "manifest.json").exists()
+
+
+def test_a_folders_name_cannot_paint_the_terminal(home, capsys):
+    (home / "run").rename(home / "ev\x1b[31mil")
+    code, out, _ = ask(capsys, "purge", home / "ev\x1b[31mil", "--dry-run")
+    assert code == 0
+    assert "\x1b" not in out
+
+
 @pytest.mark.parametrize("method", ["crt", "plain"])
 def test_a_run_that_another_process_trains_is_refused(home, capsys, monkeypatch, method):
     noised = ("noise", "delta", "private_batch_size")

@@ -99,6 +99,14 @@ def test_killed_at_any_touch_of_its_folder_a_run_goes_on_and_counts_every_step(m
     check_whole(out, made, diary)
 
 
+def test_to_resume_what_has_ended_changes_nothing(made, tmp_path):
+    run = train_plan(made, tmp_path / "run").folder
+    (run / "model" / "README.md").write_text("a card")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    train_plan(plan_of(run), run, resume=True)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
 def test_the_ends_of_a_run_too(made, touches, tmp_path):
     for back in (1, 6):
         out, diary = tmp_path / f"run{back}", tmp_path / f"diary{back}"

@@ -184,7 +184,7 @@ def _interpret(path: Path, bodies: list[dict[str, Any]], head: str) -> Ledger:
 
 
 def _entry(plain: Mapping[str, Any]) -> Entry:
-    if plain.keys() != {"phase", "event"}:
+    if not isinstance(plain, dict) or plain.keys() != {"phase", "event"}:
         raise ValueError("an event with other fields, or behind the files of a model")
     return str(plain["phase"]), from_plain(plain["event"])
 

@@ -63,21 +63,25 @@ def verify(path: str | Path, ledger_path: str | Path | None = None) -> Verified:
         what = "entries were cut off" if ledger.length < chain["length"] else "entries were added later"
         stated_length = short(chain["length"])
         raise Contradiction(
-            f"the ledger has {ledger.length} entries, the certificate was issued for {stated_length}: {what}"
+            f"the ledger {ledger_path} has {ledger.length} entries, the certificate was issued for {stated_length}: {what}"
         )
     if chain.get("head") != ledger.head:
-        raise Contradiction("the ledger's head is not the one in the certificate: the ledger was rewritten")
+        raise Contradiction(
+            f"the head of the ledger {ledger_path} is not the one in the certificate: the ledger was rewritten"
+        )
     delta = stated.get("delta")
     check_number(f"{path}: delta", delta, 0, 1)
     evidence = _evidence(stated, path)
     try:
         rebuilt = issue(ledger, float(delta), evidence)  # type: ignore[arg-type]
     except Refused as error:
-        raise Contradiction(f"the certificate does not hold: {error}") from None
+        raise Contradiction(f"the certificate does not hold: {error} ({path})") from None
     wrong = list(differences(stated, rebuilt))
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
-        raise Contradiction("the certificate does not hold: " + "; ".join(wrong[:3]) + more)
+        raise Contradiction(
+            f"the certificate does not hold: {'; '.join(wrong[:3])}{more} ({path}; bring it back from a backup)"
+        )
     if folder is not None and (folder / CONFIG).exists():
         _refuse_other_configuration(folder, rebuilt, ledger)
     here = folder is not None and bool(ledger.model) and (folder / "model").is_dir()
@@ -120,7 +124,9 @@ def load(path: str | Path) -> dict[str, Any]:
     try:
         stated = json.loads(path.read_bytes(), object_pairs_hook=_without_doubles)
     except OSError as error:
-        raise BadInput(f"cannot read the certificate {path}: {error.strerror}") from None
+        raise BadInput(
+            f"cannot read the certificate {path}: {error.strerror}; name a run of `confide train`, or its certificate.json"
+        ) from None
     except (ValueError, RecursionError):
         if path.suffix == ".jsonl" and _begins_as_ledger(path):
             raise BadInput(

@@ -16,7 +16,10 @@ from .shell import HelpAll, Json, command, echo, reply
 
 @command()
 def screen(
-    corpus: Annotated[list[str], typer.Argument(help="Files, folders, globs or URIs: JSONL, CSV, Parquet, text, …")],
+    corpus: Annotated[
+        list[str],
+        typer.Argument(metavar="CORPUS...", help="Files, folders, globs or URIs: JSONL, CSV, Parquet, text, …"),
+    ],
     policy: Annotated[
         str, typer.Option(help="What is redacted: pii, patterns, known:FILE, … (see `confide policies`).")
     ],

@@ -7,6 +7,7 @@ token of the published tokenizer.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import itertools
 import json
 import os
@@ -25,6 +26,7 @@ BYTES = 256
 PATIENCE = 5  # seconds in which the hub should answer
 MOST_LAYERS = 1000
 BUILT_IN = ("lstm", "gpt2-tiny")  # models that are made here and come without a tokenizer
+MOST_GROWTH = 64  # signs that a tokenizer may write in place of one
 LARGEST_JSON = 64 << 20  # bytes of a configuration
 _RUNS = {".bin", ".ckpt", ".dill", ".h5", ".joblib", ".pickle", ".pkl", ".pt", ".pth", ".py", ".pyc", ".so"}
 _KNOWN = {  # what a folder without tokenizer_config.json may call its special tokens
@@ -119,10 +121,12 @@ def pretrained(spec: str) -> Any:
     from transformers import AutoTokenizer
 
     folder = Path(spec).expanduser()
+    _refuse_growth(folder / "tokenizer.json")
     if folder.is_dir() and not any((folder / name).is_file() for name in ("tokenizer_config.json", "config.json")):
         return _bare(folder)
     try:
-        found = AutoTokenizer.from_pretrained(**source(spec), use_fast=True)
+        with unpanicked():
+            found = AutoTokenizer.from_pretrained(**source(spec), use_fast=True)
     except BadInput:
         raise
     except Exception as error:  # tokenizers raise what they like
@@ -222,18 +226,11 @@ def _hub_answers() -> bool:
 
 def _bare(folder: Path) -> Any:
     """A folder with tokenizer.json, or the vocab.json and merges.txt of a byte-level BPE such as GPT-2's, and no more."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     try:
-        if (folder / "tokenizer.json").is_file():
-            backend: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-            backend = Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
-            backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-            backend.decoder = decoders.ByteLevel()
-        else:
-            raise BadInput(f"{folder}: no tokenizer (tokenizer.json, or vocab.json and merges.txt)")
+        with unpanicked():
+            backend = _backend(folder)
     except BadInput:
         raise
     except Exception:  # the library has no error of its own
@@ -247,13 +244,61 @@ def _bare(folder: Path) -> Any:
     )
 
 
+def _backend(folder: Path) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    if (folder / "tokenizer.json").is_file():
+        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    if not ((folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()):
+        raise BadInput(f"{folder}: no tokenizer (tokenizer.json, or vocab.json and merges.txt)")
+    backend: Any = Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _refuse_growth(file: Path) -> None:
+    """Refuse a tokenizer that writes many signs in place of one, again and again: a letter would take all memory."""
+    if not file.is_file():
+        return
+    try:
+        rules = json.loads(file.read_text("utf-8"))
+        waiting, growth = [rules.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")], 1
+        while waiting:
+            part = waiting.pop()
+            waiting += part if isinstance(part, list) else part.values() if isinstance(part, dict) else ()
+            if isinstance(part, dict) and part.get("type") in ("Replace", "Prepend"):
+                nothing = part.get("pattern") in ({"String": ""}, {"Regex": ""})
+                growth *= MOST_GROWTH + 1 if nothing else max(1, len(part.get("content") or part.get("prepend") or ""))
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        raise BadInput(f"{file} cannot be read; bring it back from where it came") from None
+    if growth > MOST_GROWTH:
+        raise BadInput(f"{file} writes more than {MOST_GROWTH} signs in place of one; take another tokenizer")
+
+
+@contextlib.contextmanager
+def unpanicked() -> Iterator[None]:
+    """A panic of the tokenizers library is no `Exception`, and would pass by everyone; here it is a refusal, without its words."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise BadInput("the tokenizer fails on a text; take another one, or bring its files back") from None
+
+
 def why(spec: str, error: Exception, what: str) -> str:
     """Why a tokenizer or model could not be loaded, in one line."""
+    if "ignore_mismatched_sizes" in str(error):
+        return f"{spec}: its configuration and its weights do not fit together; bring both back from where they came"
     if "trust_remote_code" in str(error):
         return f"{spec}: this {what} needs code of its own, which is never run; take one that transformers itself knows"
     if isinstance(error, ImportError):
         return f"{spec}: its {what} needs a package that is not installed: {_first_line(error)}"
     if not Path(spec).expanduser().exists() and isinstance(error, OSError):
+        near = difflib.get_close_matches(spec.partition(":")[0], BUILT_IN, n=1)
+        if near:
+            return f"{spec}: no such folder, and no model that is made here; did you mean {near[0]}?"
         return (
             f"{spec}: no such folder, and the model hub cannot be reached or does not know it; give the path of a folder, or check "
             "the name and the connection"
@@ -262,6 +307,8 @@ def why(spec: str, error: Exception, what: str) -> str:
 
 
 def _first_line(error: Exception) -> str:
+    if not isinstance(error, OSError | ValueError):  # a library's own mistake says nothing to a reader
+        return type(error).__name__
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
@@ -284,7 +331,8 @@ def encode(tokenizer: Any, text: str) -> list[int]:
         if number:
             ids.append(tokenizer.mask_token_id)
         if piece:
-            ids += tokenizer(piece, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            with unpanicked():
+                ids += tokenizer(piece, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     return ids
 
 

@@ -55,39 +55,41 @@ class Known(Policy):
         words = _words(text)
         squeezed = "".join(words)
         lengths, probes = self._lengths, self._probes
-        hits: list[tuple[int, int]] = []
+        starts: list[tuple[int, int]] = []
         place = 0
         for word in words:
             for n in probes:
                 if squeezed[place : place + n] in lengths:
-                    self._matches(squeezed, place, n, hits)
+                    starts.append((place, n))  # noqa: PERF401  (a list for each word would take longer)
             if not (word.isalnum() and word.isascii()):
                 for inner in _INNER.finditer(word):
                     if inner.start():
                         at = place + inner.start()
                         for n in probes:
                             if squeezed[at : at + n] in lengths:
-                                self._matches(squeezed, at, n, hits)
+                                starts.append((at, n))  # noqa: PERF401
             place += len(word)
-        return self._findings(text, hits) if hits else []
+        return self._findings(text, squeezed, starts) if starts else []
 
-    def _matches(self, squeezed: str, start: int, n: int, hits: list[tuple[int, int]]) -> None:
-        left = self._lengths[squeezed[start : start + n]]
-        while left:
-            length = left.bit_length() - 1
-            left ^= 1 << length
-            if squeezed[start : start + length] in self._entries:
-                hits.append((start, start + length))
-
-    def _findings(self, text: str, hits: list[tuple[int, int]]) -> list[Finding]:
+    def _findings(self, text: str, squeezed: str, starts: list[tuple[int, int]]) -> list[Finding]:
+        """The longest entry at each place: the shorter ones there lie within it."""
         places = [
             i for i, letter in enumerate(text.translate(_INVISIBLE)) if not letter.isspace() for _ in letter.casefold()
         ]
         found = []
-        for start, end in hits:
-            first, last = places[start], places[end - 1]
-            if not (_goes_on(text, first - 1) or _goes_on(text, last)):
-                found.append(Finding(first, last + 1, "KNOWN", self.name))
+        for start, n in starts:
+            first, left = places[start], self._lengths[squeezed[start : start + n]]
+            if _goes_on(text, first - 1):
+                continue
+            while left:
+                length = left.bit_length() - 1
+                left ^= 1 << length
+                end = start + length
+                if end > len(squeezed) or squeezed[start:end] not in self._entries:
+                    continue
+                if not _goes_on(text, places[end - 1]):
+                    found.append(Finding(first, places[end - 1] + 1, "KNOWN", self.name))
+                    break
         return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -62,6 +63,8 @@ def report(
         from .compare import compare
 
         path = Path(out) if out is not None else folders[0].resolve().parent / f"comparison{suffix}.html"
+        if path.exists() and not _is_page(path):
+            raise BadInput(f"{path} exists and is no page of confide's; name another file with -o")
         page = environment.get_template("compare.html.j2").render(**_common(shareable), **compare(shown, found))
         return _write(path, page)
     with locked(folders[0], CONFIG):
@@ -82,6 +85,12 @@ def _report(folder: Path, one: Found, found: Found, out: str | Path | None, shar
     path = Path(out) if out is not None else folder / f"report{suffix}.html"
     context = {**_common(shareable), **_context(one, beside, drawn), "left": left}
     return _write(path, _environment().get_template("report.html.j2").render(context))
+
+
+def _is_page(path: Path) -> bool:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return b"<title>confide" in file.read(1 << 12)
+    return False
 
 
 def _write_certificate(folder: Path, found: Found) -> None:

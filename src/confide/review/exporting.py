@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfideError, Refused
+from ..errors import BadInput, ConfideError, Refused
 from ..policies import Finding, merged
 from ..records import MARK, MASK, render
 from ..rundir import write_private
@@ -25,6 +25,8 @@ def export(store: Store, file: str | Path, mask_rest: bool = False) -> dict[str,
     Findings that were called false alarms stay masked. A skipped record is a mask alone. Records that nobody answered
     are refused, or masks alone with `mask_rest`. Out: counts.
     """
+    if Path(file).exists():
+        raise BadInput(f"{file} exists and is never overwritten; name another file")
     store.refresh()
     lines: list[str] = []
     masked = 0

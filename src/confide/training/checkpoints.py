@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -25,7 +24,7 @@ from torch.optim import Optimizer
 
 from ..accounting.ledger import canonical, head_at
 from ..errors import BadInput, ConfideError, Contradiction
-from ..rundir import make_folder, sha256_of, sync_folder, write_private
+from ..rundir import make_folder, sha256_of, swap_in, sync_folder, write_private
 
 FORMAT = 1
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -102,7 +101,7 @@ def save(
         body["files"] = {name: sha256_of(partial / name) for name in (MODEL, OPTIMIZER)}
         write_private(partial / STATE, canonical({**body, "hash": _hash(body)}))
         sync_folder(partial)
-        _put_in_place(partial, path)
+        swap_in(partial, path)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         if not isinstance(error, OSError | SafetensorError):
@@ -392,18 +391,6 @@ def _load(path: Path) -> dict[str, Tensor]:
 
 def _hash(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(body).encode()).hexdigest()
-
-
-def _put_in_place(partial: Path, path: Path) -> None:
-    """Give a finished folder its name. One of that name, from a line of the run that was given up, steps aside first;
-    it is still found by `latest` if the process is killed in between."""
-    aside = path.with_name(f"{path.name}.replaced")
-    if path.exists():
-        shutil.rmtree(aside, ignore_errors=True)
-        os.rename(path, aside)
-    os.rename(partial, path)
-    sync_folder(path.parent)
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _all(folder: Path) -> Iterator[tuple[tuple[int, bool], Path]]:

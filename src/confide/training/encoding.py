@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ..dp.losses import IGNORED
 from ..errors import BadInput
 from ..models.templates import Unrendered, render
+from ..models.tokens import unpanicked
 from ..policies import Finding, merged
 from ..records import MASK, Turn
 
@@ -174,16 +175,17 @@ class Encoder:
     def _tokenise(self, texts: list[str], template: bool) -> list[list[int]]:
         if not texts:
             return []
-        found: list[list[int]] = self.tokenizer(
-            texts,
-            add_special_tokens=False,
-            split_special_tokens=not template,
-            padding=False,
-            truncation=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )["input_ids"]
+        with unpanicked():
+            found: list[list[int]] = self.tokenizer(
+                texts,
+                add_special_tokens=False,
+                split_special_tokens=not template,
+                padding=False,
+                truncation=False,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,
+            )["input_ids"]
         return found
 
     def _plain(self, example: Example) -> Iterator[Segment]:

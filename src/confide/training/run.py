@@ -14,8 +14,9 @@ from safetensors import SafetensorError
 from ..accounting import LedgerWriter, issue, read_ledger, write
 from ..errors import ConfideError
 from ..models import check_sums, load_trained, save
+from ..models.loading import SUMS
 from ..plain_yaml import run_config
-from ..rundir import model_files, sync_folder, sync_tree
+from ..rundir import model_files, swap_in, sync_tree
 from . import processes
 from .prepared import Prepared
 from .telemetry import read_telemetry
@@ -81,7 +82,9 @@ def finish(prepared: Prepared) -> Run:
     def write_all() -> None:
         folder, options = prepared.folder, prepared.plan.options
         best = folder / "best"
-        if options.keep == "best" and best.exists():
+        if prepared.resumed and _whole(prepared):
+            pass  # it ended before, and whatever has been laid beside the weights since then stays
+        elif options.keep == "best" and best.exists():
             check_sums(best, "remove it, and `confide train --resume` keeps the last state of the model instead")
             put_in_place(folder / "model", lambda draft: shutil.copytree(best, draft))
         else:
@@ -99,6 +102,18 @@ def finish(prepared: Prepared) -> Run:
     return Run(prepared.folder)
 
 
+def _whole(prepared: Prepared) -> bool:
+    """Whether the model that this run made lies there."""
+    model = prepared.folder / "model"
+    try:
+        check_sums(model)
+        there = model_files(model)
+    except (ConfideError, OSError):
+        return False
+    named = None if prepared.ledger_path is None else read_ledger(prepared.ledger_path).model
+    return (model / SUMS).is_file() and (named is None or named == there)
+
+
 def put_in_place(folder: Path, make: Callable[[Path], object]) -> None:
     """Make a folder anew; under its name it is never seen half made."""
     draft = folder.with_name(f"{folder.name}.partial")
@@ -106,9 +121,7 @@ def put_in_place(folder: Path, make: Callable[[Path], object]) -> None:
         shutil.rmtree(draft, ignore_errors=True)
         make(draft)
         sync_tree(draft)
-        shutil.rmtree(folder, ignore_errors=True)
-        draft.rename(folder)
-        sync_folder(folder.parent)
+        swap_in(draft, folder)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise ConfideError(f"cannot write {folder}: {reason}; make room, then go on with --resume") from None
