@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from confide.accounting import PoissonGaussian, corpus_epsilon, curve, jft_epsilon, slot_epsilon
+from confide.accounting import Noiseless, PoissonGaussian, corpus_epsilon, curve, jft_epsilon, slot_epsilon
 from confide.accounting.curves import gaussian_delta
 from confide.errors import BadInput
 
@@ -94,3 +94,53 @@ def test_jft_never_falls_below_phase_two():
 def test_jft_without_noise_in_phase_one_needs_delta_above_gamma():
     assert jft_epsilon(TWO, 0.1, DELTA) == math.inf
     assert jft_epsilon(TWO, 0.1, 0.1 + 0.9 * DELTA) == pytest.approx(TWO.epsilon(DELTA), abs=1e-4)
+
+
+@pytest.mark.parametrize("statement", [slot_epsilon, corpus_epsilon])
+def test_at_the_borders_of_delta_nothing_or_everything_is_promised(statement):
+    assert statement(TWO, 0.1, 0.01, 0.01) == math.inf
+    assert statement(TWO, 0.01, 0.01) == 0.0  # a secret that is missed may be shown outright
+    assert statement(TWO, 0.01, 0.02, 0.01) == 0.0
+    assert statement(curve([Noiseless()]), 0.1, 0.05) == math.inf
+    assert statement(TWO, 0.0, DELTA) == 0.0
+
+
+def test_the_curve_is_read_at_the_delta_that_is_left():
+    base = ONE.epsilon((0.05 - 0.01) / (0.3 - 0.01))
+    assert corpus_epsilon(ONE, 0.3, 0.05, 0.01) == pytest.approx(base, rel=1e-12)
+    assert slot_epsilon(ONE, 0.3, 0.05, 0.01) == pytest.approx(math.log(1 + 0.3 * (math.exp(base) - 1)), rel=1e-12)
+
+
+@pytest.mark.parametrize("statement", [slot_epsilon, corpus_epsilon, jft_epsilon])
+@pytest.mark.parametrize(("gamma", "delta"), [(1.1, DELTA), (-0.1, DELTA), (0.1, 0.0), (0.1, 1.0)])
+def test_each_statement_refuses_impossible_rates_and_deltas(statement, gamma, delta):
+    with pytest.raises(BadInput, match=r"gamma|delta"):
+        statement(TWO, gamma, delta)
+
+
+def test_what_both_policies_miss_the_first_one_misses_too():
+    for statement in (slot_epsilon, corpus_epsilon):
+        assert statement(TWO, 0.1, 0.2, 0.1) == 0.0
+        with pytest.raises(BadInput, match=r"delta2=0\.11 exceeds gamma=0\.1"):
+            statement(TWO, 0.1, 0.2, 0.11)
+
+
+def test_jft_is_where_the_mixture_of_both_curves_meets_delta():
+    both = curve([PoissonGaussian(0.03125, 2.0, 320), PoissonGaussian(0.03125, 3.0, 320)])
+    for gamma, leak in ((0.1, both), (0.3, None)):
+        delta = DELTA if leak else gamma + DELTA
+
+        def mixed(epsilon, gamma=gamma, leak=leak):
+            return (1 - gamma) * TWO.delta(epsilon) + gamma * (leak.delta(epsilon) if leak else 1)
+
+        found = jft_epsilon(TWO, gamma, delta, leak)
+        assert mixed(found) <= delta < mixed(found - 4e-6)
+
+
+def test_jft_at_its_borders():
+    both = curve([PoissonGaussian(0.03125, 2.0, 320), PoissonGaussian(0.03125, 3.0, 320)])
+    assert jft_epsilon(TWO, 0.0, DELTA, both) == TWO.epsilon(DELTA)
+    assert jft_epsilon(TWO, 0.5, DELTA, curve([Noiseless()])) == math.inf
+    assert jft_epsilon(curve([PoissonGaussian(0.001, 50.0)]), 1e-6, 0.01) == 0.0
+    assert jft_epsilon(TWO, 0.1, 0.1 + 5e-10) == math.inf
+    assert math.isfinite(jft_epsilon(TWO, 0.1, 0.1 + 2e-9))

@@ -15,7 +15,7 @@ from confide.accounting import (
     redraw_bound,
     review_bound,
 )
-from confide.accounting.missrate import share_of_error
+from confide.accounting.missrate import public_misses, share_of_error, states_its_counts
 from confide.errors import BadInput
 
 BETA = 0.05
@@ -175,11 +175,26 @@ def test_starting_over_until_the_number_pleases_gains_nothing():
         lambda: review_bound([Reviewed(5, 0)], 4, BETA),
         lambda: review_bound(["forgotten"], 4, BETA),
         lambda: labels_needed(0.0, BETA),
+        lambda: labels_needed(0.1, 0.6),
+        lambda: review_bound([Reviewed(1, 0)], 0, BETA),
+        lambda: review_bound([Reviewed(1, 0)], 1, 0.6),
+        lambda: share_of_error(0),
+        lambda: Reviewed(-1, -1),
+        lambda: Reviewed(1, -1),
+        lambda: Redraws(10, 11),
+        lambda: Redraws(10, 5, -1),
         lambda: Redraws(10, 5, 6),
+        lambda: Redraws(10, 5, confidence=0.49),
         lambda: Redraws(10, 5, confidence=1.0),
         lambda: Review(((1, 0, 1),), cap=1),
         lambda: Review(((1, 1, -1),), cap=1),
         lambda: Review((5,), cap=1),
+        lambda: Review(((1, 0),), cap=1),
+        lambda: Review(("forgotten",), cap=1),
+        lambda: Review(((1, 2, 0),), cap=1),
+        lambda: Review([(1, 0, 0)], cap=1),
+        lambda: Review(((1, 0, 0),), cap=0),
+        lambda: Review(((1, 0, 0),), cap=1, confidence=0.49),
         lambda: Review(((1, 0, 0),), cap=1, begun=0),
         lambda: Review(((1, 0, 0),), cap=1, nonce=7),
         lambda: review_bound([None], 4, BETA),
@@ -188,3 +203,99 @@ def test_starting_over_until_the_number_pleases_gains_nothing():
 def test_impossible_counts_are_refused(make):
     with pytest.raises(BadInput):
         make()
+
+
+def test_evidence_at_the_edge_of_what_is_possible_is_taken():
+    assert redraw_bound(5, 5, 0.5) == 1.0
+    assert redraw_bound(0, 1, BETA) == pytest.approx(0.95)
+    assert Redraws(10, 5, 5, confidence=0.5).missed_public == 5
+    assert Redraws(10, 0, 0, confidence=1 - 2e-12).labels == 10
+    assert Review(("skipped", (0, 0, 0), (1, 1, 1)), cap=1, confidence=0.5).begun == 1
+    assert Reviewed(2, 2).missed == 2
+
+
+def test_a_record_with_as_many_secrets_as_the_cap_is_counted_and_one_more_is_named():
+    assert review_bound([Reviewed(4, 0)], 4, BETA) == 1.0
+    with pytest.raises(BadInput, match=r"review 2 counts 5 secrets, .* the cap of 4 .*; count 4 of them"):
+        review_bound([Reviewed(4, 0), Reviewed(5, 0)], 4, BETA)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.999])
+def test_one_label_or_two_bound_a_rate_near_one(rate):
+    assert labels_needed(rate, BETA) == 1
+
+
+def test_labels_needed_bound_the_rate_where_rounding_leaves_one_label_too_few():
+    needed = labels_needed(0.2, 0.8**12)
+    assert redraw_bound(0, needed, 0.8**12) <= 0.2 < redraw_bound(0, needed - 2, 0.8**12)
+    assert needed == 13
+
+
+def test_the_clopper_pearson_bound_is_the_rate_at_which_so_few_misses_have_probability_beta():
+    bound = redraw_bound(20, 200, BETA)
+    assert stats.binom.cdf(20, 200, bound) == pytest.approx(BETA, rel=1e-9)
+
+
+def test_the_review_bound_is_where_the_mixed_wealth_reaches_one_over_beta():
+    """By the definition, bet by bet: forty log-spaced stakes and forty linear ones, all equally likely."""
+    stakes = [*np.geomspace(1e-3, 1, 40), *np.linspace(0.025, 1, 40)]
+    records = [(3, 0)] * 60 + [(2, 1)] * 5 + [(3, 3)]
+    bound = review_bound([Reviewed(*record) for record in records[:-1]] + [SKIPPED], 3, BETA)
+
+    def wealth(rate):
+        return np.mean([np.prod([1 + stake / 3 * (rate * n - m) for n, m in records]) for stake in stakes])
+
+    assert wealth(bound - 1e-8) < 1 / BETA < wealth(bound)
+
+
+def test_a_skipped_or_unnamed_count_is_the_worst_one():
+    assert Redraws(200, 20).bounds(all_flagged=False) == (redraw_bound(20, 200, BETA / 2),) * 2
+    rows = ((2, 1, 0),) * 3 + ((2, 0, 0),) * 300 + ("skipped",)
+    gamma, delta2 = Review(rows, cap=2, begun=2).bounds(all_flagged=False)
+    clean = [Reviewed(2, 0)] * 300 + [SKIPPED]
+    assert gamma == pytest.approx(review_bound([Reviewed(2, 1)] * 3 + clean, 2, BETA * 0.05 / 2), rel=1e-9)
+    assert delta2 == pytest.approx(review_bound([Reviewed(2, 0)] * 3 + clean, 2, BETA * 0.05 / 2), rel=1e-9)
+    whole = review_bound([Reviewed(2, 1)] * 3 + clean, 2, 0.9 * BETA)
+    assert Review(rows, cap=2).bounds(all_flagged=True) == (pytest.approx(whole, rel=1e-9), 0.0)
+
+
+def test_the_shares_of_the_first_reviews():
+    assert [share_of_error(n) for n in (1, 2, 3, 11)] == pytest.approx([0.9, 0.05, 0.1 / 6, 0.1 / 110])
+
+
+def test_public_misses_are_those_that_were_counted():
+    assert public_misses(Review(((3, 2, 1), "skipped", (2, 2, 2)), cap=3)) == 3
+    assert [public_misses(Redraws(10, 5, public)) for public in (None, 0, 4)] == [0, 0, 4]
+
+
+REVIEW = Review(((1, 0, 0),) * 200 + ((1, 1, 1),), cap=1)
+NOTHING, ALL = ({"conservative": name, "recall_class": None} for name in ("scores", "everything"))
+
+
+def stated(**changed):
+    bound, public = REVIEW.bounds(all_flagged=False)
+    return {"bound": bound, "bound_public": public, "contradicted": False, **changed}
+
+
+def test_a_review_states_what_its_records_give():
+    assert states_its_counts(stated(), REVIEW, NOTHING)
+    assert states_its_counts(stated(bound=stated()["bound"] * (1 + 5e-7)), REVIEW, NOTHING)
+    assert states_its_counts(stated(contradicted=True), REVIEW, ALL)  # a public miss where none could be
+    clean = Review(REVIEW.records[:200], cap=1)
+    assert states_its_counts({"bound": clean.bounds(True)[0], "bound_public": 0, "contradicted": False}, clean, ALL)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"bound": stated()["bound"] * (1 + 3e-6)},
+        {"bound_public": stated()["bound_public"] * (1 - 3e-6)},
+        {"bound_public": None},
+        {"bound": "0.1"},
+        {"bound": 10**400},
+        {"contradicted": True},
+        {"contradicted": 0},
+    ],
+)
+def test_a_review_that_states_something_else_than_its_records_is_told_apart(changed):
+    assert not states_its_counts(stated(**changed), REVIEW, NOTHING)
