@@ -12,6 +12,7 @@ from scipy.special import ndtr
 
 from confide.accounting import (
     FixedSizeGaussian,
+    Gaussian,
     Noiseless,
     PoissonGaussian,
     Redraws,
@@ -23,10 +24,13 @@ from confide.accounting import (
     curve,
     issue,
     slot_epsilon,
+    write,
 )
 from confide.accounting.certificate import evidence_from_plain, evidence_hash
 from confide.accounting.curves import gaussian_delta
-from confide.errors import BadInput, Refused
+from confide.accounting.guarantees import Accounts, down, many, percent, up
+from confide.accounting.setting import Setting
+from confide.errors import BadInput, ConfideError, Refused
 
 DELTA = 8e-5
 STEPS = PoissonGaussian(0.03125, 2.0, 320)
@@ -502,3 +506,211 @@ def test_what_is_not_promised_is_said(ledger):
     gaps = " ".join(issue(ledger(conservative="scores"), DELTA)["not_promised"])
     for words in ("validation and test", "Correlated secrets", "no policy flags", "side channels"):
         assert words in gaps
+
+
+def test_a_certificate_says_what_it_is_about(ledger):
+    changes = {"subject": "a run", "unit": "sentence", "order": "dedup-redact", "dedup": "exact"}
+    spent = [("train", PoissonGaussian(0.03125, 2.0, 20)), ("train", PoissonGaussian(0.03125, 2.0, 30))]
+    made = ledger(*spent, planned=[("train", STEPS)], **changes)
+    certificate = issue(made, DELTA)
+    stated = {
+        name: certificate[name] for name in ("confide_certificate", "subject", "method", "delta", "unit", "sampler")
+    }
+    assert stated == {
+        "confide_certificate": 1, "subject": "a run", "method": "crt", "delta": DELTA, "unit": "sentence", "sampler": "poisson",
+    }  # fmt: skip
+    charged = {"kind": "poisson-gaussian", "sampling_rate": 0.03125, "noise_multiplier": 2.0, "count": 320}
+    assert certificate["ledger"] == {"length": 3, "head": made.head, "steps": 50, "charged": [charged]}
+    assert certificate["order"] == "dedup-redact"
+    assert certificate["policies"] == {"policy": "patterns", "conservative": "everything"}
+    assert certificate["setting"] == made.setting
+    assert (certificate["evidence"], certificate["bounds"]) == (None, None)
+
+
+def test_bounds_say_whom_they_are_about_and_how_they_were_found(ledger):
+    slot = issue(ledger(name="a"), DELTA, Redraws(200, 20, confidence=0.9))
+    assert slot["bounds"] == {
+        "gamma": Redraws(200, 20, confidence=0.9).bounds(True)[0], "delta2": 0.0, "confidence": 0.9, "scope": "slot", "method": "Clopper-Pearson",
+    }  # fmt: skip
+    assert slot["evidence"] == {
+        "kind": "redraws",
+        "labels": 200,
+        "missed": 20,
+        "missed_public": None,
+        "confidence": 0.9,
+    }
+    corpus = issue(ledger(name="b"), DELTA, REVIEWED)
+    assert (corpus["bounds"]["scope"], corpus["bounds"]["method"]) == ("corpus", "always-valid e-process")
+    assert corpus["evidence"]["kind"] == "review"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (math.inf, "inf"), (1.0, "1.00"), (1.2301, "1.24"), (9.999, "10.00"), (12.34, "12.4"), (123.4, "124"),
+     (1234.5, "1,240"), (0.012341, "0.0124"), (0.001, "0.00100"), (0.00012341, "0.000124")],
+)  # fmt: skip
+def test_upper_bounds_are_rounded_upwards_for_people(value, text):
+    assert up(value) == text
+
+
+def test_lower_bounds_confidences_and_counts_for_people():
+    assert (down(1.239), down(2.0)) == ("1.23", "2.00")
+    assert (percent(0.95), percent(0.99999)) == ("95%", "99.999%")
+    assert (many(0, "run"), many(1, "run"), many(2000, "run")) == ("0 runs", "1 run", "2,000 runs")
+
+
+ODDS = "any conclusion is at most e^1.97 = 7.17 times as likely as if <MASK> had stood there, plus 8e-05, and the other way round."
+ALL_SECRETS = "For all secrets (every record is private)"
+
+
+def test_sentences_are_those_of_their_numbers(ledger):
+    certificate = issue(ledger(), DELTA)
+    assert guarantee(certificate, "per-secret")["sentence"] == (
+        f"{ALL_SECRETS}: for each one, whoever sees the model and all its intermediate states and knows everything else in the corpus, {ODDS}"
+    )
+    for k, words in ((1, "one record changes"), (4, "up to 4 records change")):
+        sentence = guarantee(certificate, "group", k)["sentence"]
+        assert sentence.startswith(f"{ALL_SECRETS}: where {words} when repeated or related ones are masked together, ")
+    assert "e^10.3 = 28,700 times" in guarantee(certificate, "group", 4)["sentence"]
+    assert "e^13.7 times" in guarantee(certificate, "group", 5)["sentence"]  # no factor that nobody can picture
+
+
+def test_all_secrets_at_once_are_counted_up_to_twenty_records(ledger):
+    most = guarantee(issue(ledger(name="a", private_records=20), DELTA), "uniform")
+    assert most["epsilon"] == curve([STEPS], k=20).epsilon(DELTA)
+    assert "all of them in all 20 private records at once: any conclusion" in most["sentence"]
+    more = guarantee(issue(ledger(name="b", private_records=21), DELTA), "uniform")
+    assert (more["epsilon"], more["k"]) == (None, 21)
+    assert "the largest group computed is 20, with epsilon 95." in more["sentence"]
+    fixed = ledger(("train", FixedSizeGaussian(0.03, 3.0, 100)), name="c", sampler="fixed-size", private_records=7)
+    assert "the largest group computed is 1, with" in guarantee(issue(fixed, DELTA), "uniform")["sentence"]
+    little = ledger(("train", PoissonGaussian(0.5, 0.05, 20)), name="d", private_records=300)
+    assert (
+        "the largest group computed is 20, without a finite epsilon"
+        in guarantee(issue(little, DELTA), "uniform")["sentence"]
+    )
+
+
+def test_the_paper_order_without_dedup_is_no_other_order(ledger):
+    certificate = issue(ledger(order="dedup-redact"), DELTA, Redraws(200, 20))
+    assert epsilon(certificate, "bayesian") == epsilon(issue(ledger(name="b"), DELTA, Redraws(200, 20)), "bayesian")
+
+
+def test_a_policy_that_makes_everything_public_gives_no_number(ledger):
+    found = guarantee(issue(ledger(conservative="scores"), DELTA, Redraws(10, 10, 10)), "bayesian")
+    assert (found["epsilon"], found["delta"], found["k"]) == (None, 1.0, 1)
+    assert "there is no finite bound" in found["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("event", "groups"),
+    [
+        (STEPS, tuple(range(1, 11))),
+        (FixedSizeGaussian(0.1, 2.0), (1,)),
+        (SelectiveGaussian(2.0, 1, 0, participation=0.5), (1,)),
+        (SelectiveGaussian(2.0, 1, 0), tuple(range(1, 11))),
+    ],
+)
+def test_groups_have_the_sizes_that_are_proven_for_the_steps(ledger, event, groups):
+    made = ledger(("train", event))
+    assert Accounts(Setting.from_plain(made.setting), made).groups == groups
+
+
+def test_the_gaussian_summary_of_a_gaussian_run_is_its_own_mu(ledger):
+    assert 0.5 <= issue(ledger(("train", Gaussian(4.0))), DELTA)["gdp"]["mu"] <= 0.503
+
+
+def test_a_run_without_any_effect_or_without_any_bound_says_so(ledger):
+    nothing = issue(ledger(("train", PoissonGaussian(1e-5, 50.0)), name="a"), DELTA)["gdp"]
+    assert (nothing["mu"], nothing["delta"]) == (0.0, DELTA)
+    everything = issue(ledger(("train", PoissonGaussian(0.5, 0.05, 20)), name="b"), DELTA)["gdp"]
+    assert everything["mu"] is None
+    assert "No useful Gaussian summary" in everything["sentence"]
+
+
+def test_ceilings_say_to_whom_they_apply(ledger):
+    crt = issue(ledger(name="a"), DELTA)["ceilings"]
+    assert (
+        crt["applies_to"]
+        == "private records whose masking was decided by a fair coin; not to public records or other games"
+    )
+    assert crt["exposure_space"] == 10**6
+    assert crt["mean_exposure_chance"] < crt["mean_exposure"] < crt["mean_largest_exposure_of_10"]
+    assert crt["mean_exposure_chance"] == pytest.approx(1.4427, abs=1e-4)
+    assert crt["mean_largest_exposure_of_10_chance"] == pytest.approx(4.2256, abs=1e-4)
+    sdp = issue(ledger(name="b", method="sdp"), DELTA)["ceilings"]
+    assert "equal mask pattern" in sdp["applies_to"]
+    noised = ledger(("phase1", STEPS), ("phase2", STEPS), name="c", method="jft", jft_phase1="noised")
+    assert issue(noised, DELTA)["ceilings"]["applies_to"] == crt["applies_to"]
+
+
+SEVERAL = {"dedup": "exact", "units_per_record": "several"}
+PAPER = {"method": "sdp", "sdp_variant": "paper", "sampler": "public"}
+LEDGER_REFUSALS = {
+    "has the phases 'phase1' and 'phase2' only": ([("train", STEPS)], {"method": "jft"}),
+    "for crt and dpsgd only": ([("train", Selection((STEPS,), mean_runs=5.0))], {"method": "sdp"}),
+    "took 1,003 steps without noise": ([("train", STEPS), ("train", Noiseless(1003))], {}),
+    "fixed-size batches are proven for k=1 only": (
+        [("train", FixedSizeGaussian(0.1, 2.0))],
+        {"sampler": "fixed-size", **SEVERAL},
+    ),
+    "public participation at random": (
+        [("train", SelectiveGaussian(20.0, 1, 0, participation=0.5))],
+        {**PAPER, **SEVERAL},
+    ),
+    "which shows who takes part": ([("train", SelectiveGaussian(20.0, 1, 0))], {"sampler": "public"}),
+    "no noised step of phase 2": ([("phase1", STEPS)], {"method": "jft", "jft_phase1": "noised"}),
+    "phase 'phase1' took 3 steps": (
+        [("phase1", Noiseless(3)), ("phase2", STEPS)],
+        {"method": "jft", "jft_phase1": "noised"},
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", LEDGER_REFUSALS)
+def test_each_ledger_that_does_not_fit_its_setting_is_refused_with_its_own_reason(ledger, reason):
+    entries, changes = LEDGER_REFUSALS[reason]
+    with pytest.raises(Refused, match=reason):
+        issue(ledger(*entries, **changes), DELTA)
+
+
+def test_what_is_proven_for_one_record_alone_is_taken_for_one_record(ledger):
+    fixed = issue(ledger(("train", FixedSizeGaussian(0.1, 20.0)), name="a", sampler="fixed-size"), DELTA)
+    assert {one["k"] for one in fixed["guarantees"] if one["name"] == "group"} == {1}
+    several = ledger(("train", SelectiveGaussian(20.0, 1, 0)), name="b", **PAPER, **SEVERAL)
+    assert issue(several, DELTA)["k"]["missed"] == 3
+
+
+@pytest.mark.parametrize(
+    ("plain", "reason"),
+    [
+        ({"kind": "redraws", "labels": 10}, "lacks a field"),
+        ({"kind": "redraws", "labels": 10, "missed": 1, "colour": "red"}, "lacks a field or has an unknown one"),
+        ({"kind": "review", "begun": 1, "nonce": "", "cap": 1}, "lacks a field"),
+        ({"kind": "review", "begun": 1, "nonce": "", "cap": 1, "records": 5}, "lacks a field"),
+        ({"kind": "survey"}, "of an unknown kind"),
+        ({}, "of an unknown kind"),
+    ],
+)
+def test_evidence_that_cannot_be_read_is_told_apart(plain, reason):
+    with pytest.raises(BadInput, match=reason):
+        evidence_from_plain(plain)
+
+
+def test_evidence_survives_its_way_into_a_certificate_and_back(ledger):
+    for name, evidence in (("a", Redraws(200, 20, confidence=0.9)), ("b", Review(("skipped", (1, 0, 0)), cap=2))):
+        plain = json.loads(json.dumps(issue(ledger(name=name), DELTA, evidence)["evidence"]))
+        assert evidence_from_plain(plain) == evidence
+        assert evidence_hash(evidence_from_plain(plain)) == evidence_hash(evidence)
+    assert evidence_from_plain(None) is None
+
+
+def test_a_certificate_is_written_as_text_for_people_or_the_place_is_named(tmp_path, ledger):
+    certificate = issue(ledger(subject="chats from Zürich"), DELTA)
+    write(certificate, tmp_path / "certificate.json")
+    text = (tmp_path / "certificate.json").read_text()
+    assert json.loads(text) == certificate
+    assert '\n  "subject": "chats from Zürich",\n' in text
+    assert text.endswith("}\n")
+    with pytest.raises(ConfideError, match="cannot write the certificate"):
+        write(certificate, tmp_path / "nowhere" / "certificate.json")
