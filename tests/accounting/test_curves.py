@@ -8,25 +8,30 @@ import pytest
 from dp_accounting import NeighboringRelation, dp_event
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import fft
+from scipy import fft, stats
 
 from confide.accounting import (
     Composed,
+    Curve,
     FixedSizeGaussian,
     Gaussian,
     Noiseless,
     PoissonGaussian,
     Selection,
+    SelectionCurve,
     SelectiveGaussian,
     ShuffledGaussian,
+    any_curve,
     curve,
     selection_curve,
 )
 from confide.accounting import curves as curves_module
 from confide.accounting.curves import discretise, gaussian_delta
-from confide.accounting.pairs import fixed_size_pair, null_pair, shift_pair, substitution_pair
+from confide.accounting.pairs import Pair, dominating_pairs, fixed_size_pair, null_pair, shift_pair, substitution_pair
+from confide.accounting.selection import ORDERS, renyi
 from confide.errors import BadInput
 
 DELTA = 8e-5
@@ -109,6 +114,8 @@ PAIRS = {
     "fixed size": lambda: fixed_size_pair(0.1, 1.1),
     "gaussian": lambda: shift_pair(1.7),
     "public participation": lambda: shift_pair(2.5, 0.2),
+    "public participation, all losses above 0": lambda: shift_pair(20.0, 0.2),
+    "public participation, losses from one cell above 0": lambda: shift_pair(2.5758 + math.sqrt(2.5758**2 + 0.16), 0.2),
 }
 
 
@@ -237,6 +244,8 @@ def test_a_noiseless_step_voids_everything():
         (FixedSizeGaussian(0.1, 1.0), "substitution", 2),
         (PoissonGaussian(0.1, 1.0), "add-remove", 2),
         (PoissonGaussian(0.1, 1.0), "replace", 1),
+        (PoissonGaussian(0.1, 1.0), "substitution", 0),
+        (PoissonGaussian(0.1, 1.0), "substitution", 201),
         (SelectiveGaussian(1.0, 1, 1, 1.0, participation=0.5), "substitution", 2),
         (Selection((PoissonGaussian(0.1, 1.0),), mean_runs=3.0), "substitution", 1),
     ],
@@ -261,17 +270,11 @@ def test_the_best_of_a_random_number_of_runs():
 
 
 def test_the_renyi_divergence_of_a_gaussian_pair_is_exact():
-    from confide.accounting.selection import renyi
-
     orders = np.array([1.1, 1.5, 2.0, 8.0, 64.0, 200.0])
     assert renyi(shift_pair(0.7), orders) == pytest.approx(orders * 0.7**2 / 2, rel=1e-9)
 
 
 def test_the_renyi_divergence_of_a_sampled_pair_matches_dp_accountings_add_remove():
-    from dp_accounting.rdp import RdpAccountant
-
-    from confide.accounting.selection import renyi
-
     accountant = RdpAccountant([2.0, 3.0, 8.0, 20.0])
     accountant.compose(dp_event.PoissonSampledDpEvent(0.05, dp_event.GaussianDpEvent(1.2)))
     assert renyi(null_pair(1, 0.05, 1.2)[0], accountant.orders) == pytest.approx(accountant.rdp, rel=1e-6)
@@ -280,8 +283,6 @@ def test_the_renyi_divergence_of_a_sampled_pair_matches_dp_accountings_add_remov
 @pytest.mark.parametrize("noise", [0.15, 20.0])
 def test_the_renyi_divergence_is_exact_at_every_scale(noise):
     """A Gaussian pair in units of another size."""
-    from confide.accounting.selection import renyi
-
     orders = np.array([1.5, 8.0, 64.0])
     pair = dataclasses.replace(
         shift_pair(0.7), scale=noise, upper_means=np.array([0.7 * noise]), lower_means=np.array([0.0])
@@ -305,3 +306,144 @@ def test_slack_is_added_to_delta():
     bare = dataclasses.replace(found, rounding=0.0)
     assert found.delta(1.0) > bare.delta(1.0)
     assert found.epsilon(1e-5) >= bare.epsilon(1e-5)
+    assert found.delta(1.0) == pytest.approx(bare.delta(1.0) + found.rounding, rel=1e-12)
+    assert found.deltas(np.array([0.0, 1.0]))[1] == pytest.approx(found.delta(1.0), rel=1e-12)
+
+
+def test_a_delta_that_may_be_lost_anyway_promises_nothing():
+    found = dataclasses.replace(curve([PoissonGaussian(0.01, 1.0, 100)]), failure=1e-3)
+    selected = dataclasses.replace(
+        selection_curve(Selection((PoissonGaussian(0.01, 1.0, 100),), mean_runs=2.0)), failure=1e-3
+    )
+    for one in (found, selected):
+        assert one.epsilon(1e-3) == math.inf
+        assert one.epsilon(1.1e-3) == pytest.approx(dataclasses.replace(one, failure=0.0).epsilon(1e-4), rel=1e-6)
+        assert one.delta(500.0) == pytest.approx(1e-3, rel=1e-6)
+        assert dataclasses.replace(one, failure=1.0).delta(0.0) == 1.0
+
+
+def test_without_events_nothing_is_spent():
+    nothing = curve([])
+    assert (nothing.epsilon(1e-9), nothing.delta(0.0)) == (0.0, 0.0)
+
+
+def test_a_law_has_all_its_mass():
+    one = np.ones(1)
+    with pytest.raises(ArithmeticError, match="has mass"):
+        discretise(Pair(one, one * 0.9, np.zeros(1), one, 1.0), 2**-5, 1e-15)
+
+
+@pytest.mark.parametrize("epsilons", [[2.0, 1.0], [-1.0, 0.0], [0.0, math.inf], [0.0, math.nan]])
+def test_deltas_are_asked_for_in_order(epsilons):
+    with pytest.raises(BadInput, match="finite, not negative and in ascending order"):
+        curve([Gaussian(1.0)]).deltas(np.array(epsilons))
+    for curves in (curve([Gaussian(1.0)]), selection_curve(Selection((Gaussian(5.0),), mean_runs=2.0))):
+        with pytest.raises(BadInput, match="epsilon must be a number"):
+            curves.delta(-1e-9)
+
+
+def test_the_closed_form_of_a_gaussian_mechanism():
+    assert gaussian_delta(np.array([0.0]), 1.0)[0] == pytest.approx(0.3829249225480262, rel=1e-12)
+    assert gaussian_delta(np.array([1.0]), 2.0)[0] == pytest.approx(
+        stats.norm.cdf(0.5) - math.e * stats.norm.cdf(-1.5), rel=1e-9
+    )
+    assert gaussian_delta(np.array([-1.0, 0.0, 1.0]), 0.0) == pytest.approx([1 - math.exp(-1), 0, 0])
+
+
+def test_a_noiseless_step_has_no_dominating_pair():
+    with pytest.raises(BadInput, match="no dominating pair"):
+        dominating_pairs(Noiseless(), "substitution", 1)
+
+
+STATED = SelectiveGaussian(4.0, segments=3, states=2, state_noise_multiplier=8.0, count=4)
+
+
+@pytest.mark.parametrize(
+    ("step", "adjacency", "k", "mu"),
+    [
+        (Gaussian(4.0, 9), "substitution", 1, 2 * 3 / 4),
+        (Gaussian(4.0, 9), "zero-out", 2, 2 * 3 / 4),
+        (Gaussian(4.0, 9), "add-remove", 1, 3 / 4),
+        (ShuffledGaussian(4.0, 9), "substitution", 3, 6 * 3 / 4),
+        (STATED, "substitution", 1, math.sqrt(4 * 3 * ((2 / 4) ** 2 + 2 * (2 / 8) ** 2))),
+        (STATED, "zero-out", 1, math.sqrt(4 * 3 * ((1 / 4) ** 2 + 2 * (1 / 8) ** 2))),
+        (
+            dataclasses.replace(STATED, states=0, state_noise_multiplier=None),
+            "substitution",
+            2,
+            math.sqrt(4 * 3) * 4 / 4,
+        ),
+    ],
+)
+def test_releases_in_which_all_take_part_are_one_gaussian_shift(step, adjacency, k, mu):
+    pair, reverse, count = dominating_pairs(step, adjacency, k)
+    assert (pair.reach, pair.participation, count) == (pytest.approx(mu, rel=1e-12), 1.0, 1)
+    assert pair is reverse
+
+
+def test_public_participation_composes_step_by_step():
+    pair, reverse, count = dominating_pairs(dataclasses.replace(STATED, participation=0.3), "substitution", 1)
+    assert (pair.reach, pair.participation, count) == (pytest.approx(math.sqrt(3 * (0.25 + 0.125))), 0.3, 4)
+    assert pair is reverse
+
+
+# -- the best of a random number of runs -------------------------------------------------------------------------------
+
+
+def theorem(divergences, one_run, mean):
+    """Papernot & Steinke 2022, Theorem 6."""
+    extra = [mean * one_run.delta(math.log(1 + 1 / (order - 1))) + math.log(mean) / (order - 1) for order in ORDERS]
+    return divergences + np.array(extra)
+
+
+def test_the_winner_of_gaussian_runs_has_the_divergences_of_the_theorem():
+    runs = (Gaussian(4.0, 3), Gaussian(2.0))
+    divergences = ORDERS / 2 * (3 * (2 / 4) ** 2 + (2 / 2) ** 2)
+    found = selection_curve(Selection(runs, mean_runs=10.0))
+    assert found.divergences == pytest.approx(theorem(divergences, curve(runs), 10.0), rel=1e-9)
+
+
+def test_the_winner_is_covered_in_both_directions():
+    run = PoissonGaussian(0.1, 1.0, 20)
+    found = selection_curve(Selection((run,), mean_runs=1.0), "zero-out")
+    forward, backward = (20 * renyi(pair, ORDERS) for pair in null_pair(1, 0.1, 1.0))
+    assert not np.allclose(forward, backward, rtol=1e-3)
+    expected = theorem(np.maximum(forward, backward), curve([run], "zero-out"), 1.0)
+    assert found.divergences == pytest.approx(expected, rel=1e-12)
+    assert (found.adjacency, found.k) == ("zero-out", 1)
+
+
+def test_a_public_coin_thins_the_renyi_divergence():
+    orders = np.array([1.5, 4.0, 32.0])
+    moments = 0.3 * np.exp((orders - 1) * orders * 0.7**2 / 2) + 0.7
+    assert renyi(shift_pair(0.7, 0.3), orders) == pytest.approx(np.log(moments) / (orders - 1), rel=1e-9)
+
+
+@pytest.mark.parametrize("run", [Noiseless(), Gaussian(0.01), PoissonGaussian(0.1, 0.01)])
+def test_the_best_of_runs_without_a_bound_has_none(run):
+    for adjacency in ("substitution", "zero-out"):
+        found = selection_curve(Selection((PoissonGaussian(0.1, 2.0), run), mean_runs=3.0), adjacency, k=4)
+        assert (found.epsilon(0.5), found.delta(100.0)) == (math.inf, 1.0)
+        assert not np.isfinite(found.divergences).any()
+
+
+@pytest.mark.parametrize(
+    ("selection", "reason"),
+    [
+        (Selection((PoissonGaussian(0.1, 1.0),), mean_runs=0.99), "a mean of at least 1, got 0.99"),
+        (Selection((PoissonGaussian(0.1, 1.0),), runs=3), "a mean of at least 1, got None"),
+        (Selection((FixedSizeGaussian(0.1, 1.0),), mean_runs=3.0), "not proven for fixed-size batches"),
+    ],
+)
+def test_selections_without_a_proof_are_refused(selection, reason):
+    with pytest.raises(BadInput, match=reason):
+        selection_curve(selection)
+
+
+def test_a_ledger_is_read_as_a_selection_only_if_it_is_one_over_a_random_number():
+    run = PoissonGaussian(0.1, 1.0)
+    assert isinstance(any_curve((Selection((run,), mean_runs=2.0),)), SelectionCurve)
+    assert isinstance(any_curve((Selection((run,), runs=2),)), Curve)
+    assert isinstance(any_curve((run,), "zero-out", 2), Curve)
+    with pytest.raises(BadInput, match="does not compose"):
+        any_curve((Selection((run,), mean_runs=2.0), run))

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from confide.accounting import (
@@ -218,3 +219,32 @@ def test_audits():
     assert many_run_lower_bound(100, 100, 100, 0, DELTA) == close(3.11)
     assert one_run_reach(1000, DELTA) == close(5.55)
     assert one_run_reach(10_000, DELTA) == close(6.05)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_group_bounds_are_the_first_step_at_which_the_papers_inequality_holds(k):
+    """Steps of a thousandth: the δ at ε, times what the paper says, fits into δ at the printed ε and at no smaller one."""
+    one = curve(steps(2.0))
+    bare = dataclasses.replace(one, rounding=0.0)
+    for bound, factor in (
+        (crt_group_epsilon, lambda e: k * math.exp(k * e)),
+        (generic_group_epsilon, lambda e: math.expm1(k * e) / math.expm1(e)),
+    ):
+        found = bound(one, k, DELTA) / k
+        assert round(found, 3) == pytest.approx(found, abs=1e-9)
+        assert factor(found) * bare.delta(found) <= DELTA < factor(found - 1e-3) * bare.delta(found - 1e-3)
+
+
+def test_group_bounds_that_numbers_cannot_show_are_infinite():
+    assert crt_group_epsilon(curve(steps(0.6)), 50, DELTA) == math.inf
+
+
+def test_two_hops_are_the_cheapest_pair_of_curves():
+    naive = dataclasses.replace(curve(steps(1.0), "add-remove"), rounding=0.0)
+    found = two_hop_epsilon(naive, DELTA)
+    fits = []
+    for first in np.arange(0.05, found, 0.05):
+        left = (DELTA - naive.delta(first)) * math.exp(-first)
+        if left > 1e-9:
+            fits.append(first + naive.epsilon(left))
+    assert found == pytest.approx(min(fits), abs=0.006)

@@ -24,8 +24,8 @@ from confide.accounting import (
     curve,
     read_ledger,
 )
-from confide.accounting.events import flatten, from_plain, to_plain
-from confide.accounting.ledger import head_at
+from confide.accounting.events import flatten, from_plain, short, to_plain
+from confide.accounting.ledger import GENESIS, head_at
 from confide.errors import BadInput, ConfideError, Contradiction, Refused
 
 STEP = PoissonGaussian(0.1, 1.0)
@@ -251,6 +251,22 @@ def test_stopping_early_is_charged_as_planned(tmp_path):
     assert charged(tmp_path, planned, *[PoissonGaussian(0.1, 1.0, 10)] * 3) == (planned,)
 
 
+def test_phases_are_charged_one_by_one_in_the_order_of_the_plan(tmp_path):
+    path, light = tmp_path / "ledger.jsonl", Gaussian(4.0)
+    plan = [("b", STEP), ("a", light), ("b", STEP)]
+    with LedgerWriter.create(path, SETTING, plan) as writer:
+        writer.append(light, "a")
+        writer.append(PoissonGaussian(0.1, 1.0, 2), "b")
+    ledger = read_ledger(path)
+    assert ledger.phases == ("b", "a")
+    assert ledger.charged() == (PoissonGaussian(0.1, 1.0, 2), light)
+    assert [ledger.charged(phase) for phase in ("a", "b", "c")] == [(light,), (PoissonGaussian(0.1, 1.0, 2),), ()]
+    with LedgerWriter.resume(path) as writer:
+        writer.append(STEP, "c")
+    with pytest.raises(Refused, match="phase 'c' took 1 steps of a kind of which 0 were planned"):
+        read_ledger(path).charged()
+
+
 @pytest.mark.parametrize(
     "spent", [PoissonGaussian(0.1, 1.0, 101), PoissonGaussian(0.1, 2.0), PoissonGaussian(0.2, 1.0), Noiseless()]
 )
@@ -282,8 +298,12 @@ def test_tuning_runs_are_charged_one_by_one(tmp_path):
 def test_a_selection_over_random_runs_keeps_their_number_secret(tmp_path):
     plan = Selection((PoissonGaussian(0.1, 1.0, 50),), mean_runs=5.0)
     assert charged(tmp_path, plan, plan) == charged(tmp_path, plan) == (plan,)
+    ledger = read_ledger(tmp_path / "ledger.jsonl")
+    assert (ledger.charged("train"), ledger.charged("other")) == ((plan,), ())
     with pytest.raises(Refused, match="secret"):
         charged(tmp_path, plan, *[PoissonGaussian(0.1, 1.0, 50)] * 3)
+    with pytest.raises(Refused, match="secret"):
+        charged(tmp_path, plan, plan, plan)
 
 
 def test_every_state_release_of_selective_training_counts():
@@ -312,6 +332,29 @@ def test_every_state_release_of_selective_training_counts():
         {"kind": "composed", "events": []},
         {"kind": "poisson-gaussian", "sampling_rate": 0.1, "noise_multiplier": 10**400},
         {"kind": "composed", "events": "all"},
+        {"kind": "composed", "events": [{"kind": "noiseless"}], "count": 0},
+        {"kind": "selection", "events": [{"kind": "noiseless"}], "runs": 0},
+        {"kind": "selection", "events": [{"kind": "noiseless"}], "mean_runs": 0},
+        {"kind": "selection", "events": [{"kind": "noiseless"}], "mean_runs": 1.1e6},
+        {"kind": "noiseless", "count": 0},
+        {"kind": "noiseless", "count": 10**8 + 1},
+        {"kind": "gaussian", "noise_multiplier": 0.0099},
+        {"kind": "gaussian", "noise_multiplier": 1.1e6},
+        {"kind": "gaussian", "noise_multiplier": True},
+        {"kind": "gaussian", "noise_multiplier": 1.0, "count": 0},
+        {"kind": "shuffled-gaussian", "noise_multiplier": 1.0, "epochs": 0},
+        {"kind": "shuffled-gaussian", "noise_multiplier": 0.0},
+        {"kind": "selective-gaussian", "noise_multiplier": 1.0, "segments": 0, "states": 0},
+        {"kind": "selective-gaussian", "noise_multiplier": 0.0, "segments": 1, "states": 0},
+        {
+            "kind": "selective-gaussian",
+            "noise_multiplier": 1.0,
+            "segments": 1,
+            "states": 1,
+            "state_noise_multiplier": 0.0,
+        },
+        {"kind": "selective-gaussian", "noise_multiplier": 1.0, "segments": 1, "states": 0, "participation": 1.1},
+        {"kind": "selective-gaussian", "noise_multiplier": 1.0, "segments": 1, "states": 0, "count": 0},
     ],
 )
 def test_events_that_make_no_sense_are_refused(plain):
@@ -363,3 +406,138 @@ def test_a_ledger_whose_first_line_did_not_fit_on_the_disk_is_not_in_the_way(tmp
             LedgerWriter.create(path, SETTING, entry)
     LedgerWriter.create(path, SETTING, entry).close()
     assert read_ledger(path).planned == tuple(entry)
+
+
+def test_a_ledger_in_no_folder_is_named(tmp_path):
+    with pytest.raises(BadInput, match=r"cannot create the ledger .*: No such file or directory"):
+        LedgerWriter.create(tmp_path / "nowhere" / "ledger.jsonl", SETTING, [])
+    with pytest.raises(BadInput, match=r"cannot open the ledger .*: No such file or directory"):
+        LedgerWriter.resume(tmp_path / "ledger.jsonl")
+
+
+def test_a_ledger_of_another_version_is_refused(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    for version in (2, "1", None):
+        with open(path, "wb") as file:
+            writer = LedgerWriter(path, os.dup(file.fileno()))
+        writer._write({"confide_ledger": version, "setting": SETTING, "planned": []})
+        writer.close()
+        with pytest.raises(BadInput, match=f"has version {version!r}, this confide reads version 1"):
+            read_ledger(path)
+
+
+def test_the_files_of_a_model_are_named_once_and_the_last_names_count(tmp_path):
+    path, first, second = tmp_path / "ledger.jsonl", {"a": "0" * 64}, {"a": "1" * 64, "b": "2" * 64}
+    with LedgerWriter.create(path, SETTING, [("train", STEP)]) as writer:
+        writer.append(STEP)
+        writer.name_model(first)
+        writer.name_model(first)
+    with LedgerWriter.resume(path) as writer:
+        writer.name_model(first)
+        assert (writer.length, writer.model) == (3, first)
+        writer.name_model(second)
+    ledger = read_ledger(path)
+    assert (ledger.length, ledger.model, ledger.spent) == (4, second, (("train", STEP),))
+
+
+@pytest.mark.parametrize("model", [[], "all", {"a": "0" * 63}, {"a": "F" * 64}, {"a": 7}, {"a": "0" * 64, "b": ""}])
+def test_a_model_is_named_by_digests_and_nothing_else(tmp_path, model):
+    path = tmp_path / "ledger.jsonl"
+    with LedgerWriter.create(path, SETTING, [("train", STEP)]) as writer:
+        writer._write({"model": model})
+    with pytest.raises(BadInput, match="an entry that cannot be read: digests of a model's files"):
+        read_ledger(path)
+
+
+def test_an_entry_that_does_not_reach_the_disk_leaves_the_ledger_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "ledger.jsonl"
+    write(path)
+    before = path.read_bytes()
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    with LedgerWriter.resume(path) as writer:
+        length, head = writer.length, writer.head
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", full)
+            with pytest.raises(ConfideError, match="No space left on device; no step was taken"):
+                writer.append(STEP)
+        assert path.read_bytes() == before
+        assert (writer.length, writer.head) == (length, head)
+        writer.append(STEP)
+    assert read_ledger(path).length == length + 1
+
+
+def test_an_entry_that_is_written_piece_by_piece_is_whole(tmp_path, monkeypatch):
+    real, path = os.write, tmp_path / "ledger.jsonl"
+    monkeypatch.setattr(os, "write", lambda descriptor, rest: real(descriptor, bytes(rest[:7])))
+    length, head = write(path)
+    assert (read_ledger(path).length, read_ledger(path).head) == (length, head)
+
+
+def test_a_resumed_ledger_has_lost_its_torn_line(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    length, head = write(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"torn')
+    LedgerWriter.resume(path).close()
+    assert path.read_bytes() == whole
+    assert head_at(path, length) == head != GENESIS
+
+
+def test_a_closed_writer_closes_nothing_else(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    writer = LedgerWriter.create(path, SETTING, [])
+    writer.close()
+    with open(path) as other:  # takes the number that the writer had
+        writer.close()
+        assert other.read()
+
+
+def test_only_events_are_flattened():
+    with pytest.raises(BadInput, match="'step' is not an event"):
+        flatten(["step"])
+    with pytest.raises(BadInput, match="does not compose with other events"):
+        flatten([Selection((STEP,), mean_runs=2.0)])
+    for inner in ((), [STEP], ("step",)):
+        with pytest.raises(BadInput, match="a tuple of at least one event"):
+            Composed(inner)
+
+
+def test_equal_steps_are_added_up_and_composed_ones_multiplied():
+    once, light = Composed((STEP, Gaussian(2.0, 3)), 4), ShuffledGaussian(2.0, 5)
+    found = flatten([once, STEP, light, Selection((once, light), runs=2)])
+    assert found == [PoissonGaussian(0.1, 1.0, 13), Gaussian(2.0, 36), ShuffledGaussian(2.0, 15)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PoissonGaussian(1.0, 0.01, 10**8),
+        lambda: Gaussian(1e6),
+        lambda: SelectiveGaussian(1.0, segments=1, states=0, participation=1e-9),
+        lambda: Selection((STEP,), mean_runs=1e6),
+        lambda: ShuffledGaussian(1, 10**8),
+    ],
+)
+def test_events_at_their_borders_are_taken(make):
+    assert from_plain(to_plain(make())) == make()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("a" * 38, repr("a" * 38)), ("a" * 39, "'" + "a" * 36 + "..."), (10**29, str(10**29)), (10**30, "a number of more than thirty digits"),
+     (-(10**30), "a number of more than thirty digits")],
+)  # fmt: skip
+def test_a_value_in_a_message_is_short(value, text):
+    assert short(value) == text
+
+
+def test_a_number_that_is_refused_is_named_with_its_range():
+    with pytest.raises(BadInput, match=r"noise multiplier must be a number in \[0.01, 1e\+06\], got 0"):
+        Gaussian(0)
+    with pytest.raises(BadInput, match=r"mean_runs must be a number in \(0, 1e\+06\], got 0"):
+        Selection((STEP,), mean_runs=0)
+    with pytest.raises(BadInput, match=r"steps must be a whole number from 1 to 100000000, got 1.5"):
+        PoissonGaussian(0.1, 1.0, 1.5)

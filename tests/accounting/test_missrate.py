@@ -1,5 +1,7 @@
 """Miss-rate bounds cover the truth as often as they say, under the conditions that they name."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -175,11 +177,13 @@ def test_starting_over_until_the_number_pleases_gains_nothing():
         lambda: review_bound([Reviewed(5, 0)], 4, BETA),
         lambda: review_bound(["forgotten"], 4, BETA),
         lambda: labels_needed(0.0, BETA),
-        lambda: labels_needed(0.1, 0.6),
+        lambda: labels_needed(1.0, 0.6),
+        lambda: labels_needed(9e-7, 0.5),
+        lambda: labels_needed(1.1, BETA),
         lambda: review_bound([Reviewed(1, 0)], 0, BETA),
         lambda: review_bound([Reviewed(1, 0)], 1, 0.6),
         lambda: share_of_error(0),
-        lambda: Reviewed(-1, -1),
+        lambda: Reviewed(1.5, 1),
         lambda: Reviewed(1, -1),
         lambda: Redraws(10, 11),
         lambda: Redraws(10, 5, -1),
@@ -208,6 +212,7 @@ def test_impossible_counts_are_refused(make):
 def test_evidence_at_the_edge_of_what_is_possible_is_taken():
     assert redraw_bound(5, 5, 0.5) == 1.0
     assert redraw_bound(0, 1, BETA) == pytest.approx(0.95)
+    assert labels_needed(1e-6, 0.5) == pytest.approx(math.log(2) * 1e6, rel=1e-5)
     assert Redraws(10, 5, 5, confidence=0.5).missed_public == 5
     assert Redraws(10, 0, 0, confidence=1 - 2e-12).labels == 10
     assert Review(("skipped", (0, 0, 0), (1, 1, 1)), cap=1, confidence=0.5).begun == 1
