@@ -7,7 +7,19 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from confide.accounting import LedgerWriter, PoissonGaussian, Redraws, Setting, issue, read_ledger, verify, write
+from confide.accounting import (
+    Ledger,
+    LedgerWriter,
+    PoissonGaussian,
+    Redraws,
+    SelectiveGaussian,
+    Setting,
+    issue,
+    read_ledger,
+    verify,
+    write,
+)
+from confide.accounting.agreement import disagreements
 from confide.accounting.verification import differences
 from confide.errors import BadInput, ConfideError, Contradiction
 
@@ -287,3 +299,151 @@ def test_a_damaged_configuration_is_bad_input(run, content):
     (run / "config.yaml").write_text(content)
     with pytest.raises((BadInput, Contradiction), match=r"config\.yaml"):
         verify(run)
+
+
+# -- leaf by leaf ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stated", "rebuilt", "found"),
+    [
+        ({"a": 1.0 + 9e-7}, {"a": 1.0}, []),
+        ({"a": 1.0 + 2e-6}, {"a": 1.0}, ["a says 1.000002, recomputed 1"]),
+        ({"a": 9e-13}, {"a": 0.0}, []),
+        ({"a": 2e-12}, {"a": 0.0}, ["a says 2e-12, recomputed 0"]),
+        ({"a": 1}, {"a": 1.0}, []),
+        ({"a": 1.0}, {"a": 1}, ["a says 1.0, recomputed 1"]),
+        ({"a": True}, {"a": 1}, ["a says True, recomputed 1"]),
+        ({"a": 1}, {"a": True}, ["a differs from what the ledger implies"]),
+        ({"a": 0}, {"a": None}, ["a differs from what the ledger implies"]),
+        ({"a": "x"}, {"a": "y"}, ["a differs from what the ledger implies"]),
+        ({"a": [1]}, {"a": {}}, ["a differs from what the ledger implies"]),
+        ({}, {"a": {"b": 1}}, ["a is missing"]),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"b": 1}}, ["a.c does not belong there"]),
+        ({"a": [1]}, {"a": [1, 2]}, ["a has 1 entries, should have 2"]),
+        ({"a": [1, 3]}, {"a": [1, 2]}, ["a[1] says 3, recomputed 2"]),
+        ({"a": [{"id": "x", "v": 1}]}, {"a": [{"id": "x", "v": 2}]}, ["a[x].v says 1, recomputed 2"]),
+        ({"a": [{"name": "x", "k": 3, "v": 1}]}, {"a": [{"name": "x", "k": 3, "v": 2}]}, ["a[x k=3].v says 1, recomputed 2"]),
+        ({"assumptions": []}, {"assumptions": [{"id": "x"}]}, ["assumption 'x' is missing", "assumptions has 0 entries, should have 1"]),
+    ],
+)  # fmt: skip
+def test_each_leaf_that_differs_is_named(stated, rebuilt, found):
+    assert list(differences(stated, rebuilt)) == found
+
+
+def test_three_contradictions_are_told_and_the_others_counted(run):
+    def change(certificate, count):
+        for name in ("subject", "method", "unit", "sampler", "order")[:count]:
+            certificate[name] = "other"
+
+    whole = (run / "certificate.json").read_bytes()
+    for count, more in ((3, ""), (5, r" \(and 2 more\)")):
+        (run / "certificate.json").write_bytes(whole)
+        edit(run, lambda certificate, count=count: change(certificate, count))
+        with pytest.raises(Contradiction, match=rf"subject differs[^;]*; method [^;]*; unit [^;]*implies{more}$"):
+            verify(run)
+
+
+def test_every_number_that_was_recomputed_is_counted(run):
+    verified = verify(run)
+
+    def numbers(value):
+        if isinstance(value, dict | list):
+            return sum(map(numbers, value.values() if isinstance(value, dict) else value))
+        return type(value) in (int, float)
+
+    assert verified.numbers == numbers(verified.certificate)
+
+
+# -- option by option --------------------------------------------------------------------------------------------------
+
+
+def signed(*planned, **changes):
+    setting = Setting(**{"method": "crt", "unit": "turn", "policy": "patterns", "conservative": "everything",
+                         "private_records": 1000, "clipping_norm": 1.0, **changes})  # fmt: skip
+    stated = {"delta": 1e-5, "guarantees": [{"name": "per-secret", "epsilon": 2.0}]}
+    return Ledger(setting.to_plain(), planned, (), 1, "0" * 64), stated
+
+
+CRT = signed(("train", PoissonGaussian(0.05, 2.0, 40)))
+TWO_RUNS = signed(("tuning", PoissonGaussian(0.05, 2.0, 80)), ("train", PoissonGaussian(0.05, 2.0, 40)))
+JFT = signed(
+    ("phase1", PoissonGaussian(0.05, 3.0, 20)),
+    ("phase2", PoissonGaussian(0.05, 2.0, 40)),
+    method="jft",
+    jft_phase1="noised",
+)
+SDP = signed(
+    ("train", SelectiveGaussian(20.0, 3, 2, 30.0, count=4)), method="sdp", sdp_variant="paper", sampler="public"
+)
+REVIEWED = signed(
+    ("train", PoissonGaussian(0.05, 2.0, 40)), evidence="ab", vocabulary="external", weights="unflagged-lines"
+)
+
+
+@pytest.mark.parametrize(
+    ("certified", "options", "noise"),
+    [
+        (CRT, {"method": "crt", "delta": 1e-5, "clip_norm": 1.0, "noise": 2.0, "epochs": 2, "private_batch_size": 50, "review": None,
+               "vocabulary_from": None, "weights_from": "outside", "mask_records": "train", "variant": "any", "epsilon": 2.0}, {"train": 2.0}),
+        (CRT, {"epochs": 1, "ratio": 2.0, "epsilon": 3.0, "noise": None}, {"train": 2.0 + 1e-7}),
+        (CRT, {"epochs": 2.05}, {"train": 2.0}),
+        (TWO_RUNS, {"tuning_runs": 2}, {"train": 2.0}),
+        (JFT, {"method": "jft", "phase1": "noised", "phase1_noise": 3.0, "noise": 2.0, "epochs": 2, "phase1_epochs": 1},
+         {"phase1": 3.0, "phase2": 2.0}),
+        (SDP, {"method": "sdp", "variant": "paper", "segments": 3, "state_noise": 30.0, "epochs": 4, "noise": 20.0}, {"train": 20.0}),
+        (REVIEWED, {"review": "review.json", "vocabulary_from": "words", "weights_from": "unflagged-lines"}, {"train": 2.0}),
+    ],
+)  # fmt: skip
+def test_options_that_a_certificate_was_issued_for_agree_with_it(certified, options, noise):
+    ledger, stated = certified
+    assert list(disagreements({"options": options, "noise": noise}, stated, ledger)) == []
+
+
+@pytest.mark.parametrize(
+    ("certified", "options", "phrase"),
+    [
+        (CRT, {"private_batch_size": 51}, "--private-batch-size says 51, certified is 50.0"),
+        (CRT, {"epochs": 3}, "--epochs and --ratio make 60 steps of train, certified are 40"),
+        (CRT, {"epochs": 2, "ratio": 2.0}, "--epochs and --ratio make 80 steps of train, certified are 40"),
+        (CRT, {"epochs": 1.9}, "--epochs and --ratio make 38 steps of train, certified are 40"),
+        (CRT, {"epsilon": 1.9}, "--epsilon says 1.9, certified is 2"),
+        (CRT, {"noise": 2.1}, "--noise says 2.1, certified is 2.0"),
+        (CRT, {"noise": True}, "--noise says True, certified is 2.0"),
+        (CRT, {"review": "review.json"}, "--review is named, and certified without it"),
+        (CRT, {"vocabulary_from": "words"}, "--vocabulary-from is named, and certified without it"),
+        (CRT, {"weights_from": "unflagged-lines"}, "--weights-from says 'unflagged-lines', certified is 'outside'"),
+        (CRT, {"mask_records": "drop"}, "--mask-records says 'drop', certified is 'train'"),
+        (CRT, {"tuning_runs": 1}, "--tuning-runs says 1, certified is another number"),
+        (TWO_RUNS, {"tuning_runs": 3}, "--tuning-runs says 3, certified is another number"),
+        (JFT, {"phase1_noise": 2.0}, "--phase1-noise says 2.0, certified is 3.0"),
+        (JFT, {"phase1": "direct"}, "--phase1 says 'direct', certified is 'noised'"),
+        (JFT, {"phase1_epochs": 3}, "--epochs and --ratio make 60 steps of phase1, certified are 20"),
+        (SDP, {"variant": "sound"}, "--variant says 'sound', certified is 'paper'"),
+        (SDP, {"segments": 2}, "--segments says 2, certified is 3"),
+        (SDP, {"state_noise": 20.0}, "--state-noise says 20.0, certified is 30.0"),
+        (SDP, {"epochs": 3}, "--epochs says 3, certified is 4"),
+        (REVIEWED, {"review": None}, "--review is missing, and certified with it"),
+    ],
+)  # fmt: skip
+def test_an_option_that_says_something_else_is_named_with_both_values(certified, options, phrase):
+    ledger, stated = certified
+    assert list(disagreements({"options": options}, stated, ledger)) == [phrase]
+
+
+def test_a_target_is_about_the_secrets_that_were_caught_where_a_certificate_says_so():
+    ledger, stated = JFT
+    caught = {"name": "caught-secret", "epsilon": 1.5}
+    nothing = {**stated, "guarantees": [{"name": "per-secret", "epsilon": None}]}
+    conditional = {**stated, "guarantees": [*nothing["guarantees"], caught, {**caught, "epsilon": 9.0}]}
+    for found, agrees in ((nothing, [True, True]), (conditional, [True, False])):
+        assert [not list(disagreements({"options": {"epsilon": e}}, found, ledger)) for e in (1.5, 1.4)] == agrees
+
+
+def test_the_noise_of_a_configuration_is_about_the_same_phases():
+    ledger, stated = JFT
+    assert list(disagreements({"options": {}, "noise": {"phase2": 2.0}}, stated, ledger)) == [
+        "noise is about other phases than phase1, phase2"
+    ]
+    wrong = {"options": {}, "noise": {"phase1": 3.1, "phase2": 2.0}}
+    assert list(disagreements(wrong, stated, ledger)) == ["noise of phase1 says 3.1, certified is 3.0"]
