@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from confide.errors import BadInput
 from confide.screening.dedup import Bloom, Shuffle, bloom_copies, verified_copies
-from confide.screening.near import alike, signature
+from confide.screening.near import BANDS, BLOCK, HASHES, alike, bands, signature
 
 digests = st.lists(st.integers(0, 6).map(lambda n: bytes([n]) * 16), max_size=20)
 
@@ -82,3 +82,80 @@ def test_near_duplicates_share_most_of_their_words():
     close, far = signature(text + "eleven"), signature("something else altogether, with other words in it")
     assert alike(signature(text), close)
     assert not alike(signature(text), far)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-9, 2.0])
+def test_a_filter_costs_something_and_not_everything(delta):
+    with pytest.raises(BadInput, match="delta must lie between 0 and 1"):
+        Bloom(10, delta, b"key")
+
+
+@pytest.mark.parametrize(
+    ("entries", "delta", "bits", "hashes"),
+    [(1, 0.5, 64, 24), (0, 0.5, 64, 24), (1000, 1e-9, 131072, 48), (10, 1e-300, 32768, 256)],
+)
+def test_a_filter_has_the_size_that_its_cost_needs(entries, delta, bits, hashes):
+    bloom = Bloom(entries, delta, b"key")
+    assert (bloom.bits, bloom.hashes) == (bits, hashes)
+
+
+def test_every_bit_of_a_filter_can_be_set():
+    bloom = Bloom(10, 0.5, b"key", bits=70)
+    for n in range(400):
+        bloom.add(n.to_bytes(16, "big"))
+    assert np.unpackbits(bloom._set).sum() == 70
+
+
+def test_parts_are_compared_apart_and_nothing_is_nothing(tmp_path):
+    digest, where = np.zeros((2, 16), np.uint8), np.array([3, 8])
+    with Shuffle(tmp_path / "work") as shuffle:
+        assert shuffle.add(0, digest[:0], where[:0]) == 0
+        assert shuffle.add(0, digest, where) == 2
+        assert shuffle.add(1, digest[:1], np.array([5])) == 1
+        assert [list(shuffle.later_copies(part)) for part in (0, 1, 2)] == [[8], [], []]
+        assert list(shuffle.near_copies()) == []
+
+
+def test_near_copies_are_those_of_an_earlier_record_each_named_once(tmp_path):
+    text = " ".join(f"w{n}" for n in range(60))
+    texts = [
+        text,
+        "quite another text about other things",
+        text + " end",
+        text + " end",
+        "Quite Another text about other things",
+    ]
+    with Shuffle(tmp_path / "work") as shuffle:
+        shuffle.add_signatures(np.array([signature(one) for one in texts]), np.array([2, 4, 6, 8, 10]))
+        assert list(shuffle.near_copies()) == [6, 8, 10]
+
+
+def test_records_are_alike_from_four_fifths_of_their_hashes():
+    one = np.arange(HASHES, dtype=np.uint32)
+    for equal, found in ((HASHES, True), (52, True), (51, False), (0, False)):
+        other = one.copy()
+        other[equal:] += 100
+        assert alike(one, other) == found
+    assert alike(np.stack([one, one]), np.stack([one, one + 1])).tolist() == [True, False]
+
+
+def test_a_signature_is_of_three_words_at_a_time_wherever_they_stand():
+    assert signature("a b").tolist() != signature("a c").tolist()
+    assert signature("a b c").tolist() == signature("A  b\nC").tolist()
+    assert signature("a b c a b c a b c").tolist() == signature("a b c a b c").tolist()
+    assert signature("").shape == (HASHES,)
+    words = [f"w{n}" for n in range(BLOCK + 500)]
+    whole, start, end = (signature(" ".join(part)) for part in (words, words[: BLOCK + 2], words[BLOCK:]))
+    assert np.all((whole == start) | (whole == end))
+    assert np.any(whole != start)
+    assert np.any(whole != end)
+
+
+def test_one_band_is_a_key_of_its_own_hashes():
+    one = np.arange(HASHES, dtype=np.uint32)[None]
+    for changed in range(HASHES):
+        other = one.copy()
+        other[0, changed] += 1
+        differing = np.flatnonzero((bands(one) != bands(other))[0])
+        assert differing.tolist() == [changed // (HASHES // BANDS)]
+    assert bands(one).shape == (1, BANDS)
