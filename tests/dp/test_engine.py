@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from confide.dp import Plan, PrivateGradients
-from confide.dp.head import can_fuse, parts
-from confide.dp.losses import built_in
+from confide.dp import Elementwise, Plan, PrivateGradients, register
+from confide.dp.engine import Doubts
+from confide.dp.head import can_fuse, looks_back, parts
+from confide.dp.losses import built_in, token_weights
 from confide.dp.rules.base import Sums
 from confide.errors import BadInput, Refused
 
@@ -62,6 +63,24 @@ def test_a_head_is_fused_only_where_the_logits_are_its_own():
     assert can_fuse(model, row)
     assert not can_fuse(Scaled(), row)
     assert parts(nn.Linear(2, 2)) == (None, None)
+
+
+def test_the_last_position_is_left_out_only_where_no_other_sees_it():
+    class Seeing(LanguageModel):
+        def __init__(self):
+            super().__init__()
+            self.base_model.norm = Reversed()
+
+    ids = torch.arange(4)[None]
+    assert looks_back(LanguageModel(), {"input_ids": ids})
+    assert looks_back(LanguageModel(), {"input_ids": ids[:, :2]})
+    assert not looks_back(LanguageModel(), {"input_ids": ids[:, :1]})
+    assert not looks_back(Seeing(), {"input_ids": ids})
+
+
+class Reversed(nn.Module):
+    def forward(self, x):
+        return x.flip(1)
 
 
 def plan_of(records, **more):
@@ -418,6 +437,113 @@ class TestBadUse:
             private.accumulate(inputs)
         assert str(label) not in str(caught.value)
 
+    def test_what_is_no_model_and_no_plan(self):
+        with pytest.raises(BadInput, match=r"works on a torch\.nn\.Module, got str"):
+            PrivateGradients("gpt2", plan_of(6))
+        with pytest.raises(BadInput, match=r"needs a confide\.dp\.Plan, got dict"):
+            PrivateGradients(LanguageModel(), {"records": 6})
+
+    def test_a_step_that_was_drawn_for_another_process(self, private):
+        step = next(private.plan.run(part=(0, 2)))
+        with pytest.raises(Refused, match="drawn for another process"):
+            private.release(step)
+        assert not step.released
+
+    def test_processes_with_different_models(self, private, monkeypatch):
+        monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, operation: tensor)
+        private._check_ranks()
+        most = torch.distributed.ReduceOp.MAX
+        monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, operation: tensor.add_(operation == most))
+        with pytest.raises(Refused, match="the processes have different models"):
+            private._check_ranks()
+
+    @pytest.mark.parametrize(
+        ("returned", "got"),
+        [
+            (lambda each: each.tolist(), "got a list"),
+            (lambda each: each[:-1], "got another number of them"),
+            (lambda each: each[None], "got a tensor of 2 dimensions"),
+        ],
+    )
+    def test_losses_that_are_not_one_per_example(self, private, returned, got):
+        with pytest.raises(BadInput, match=got):
+            private.accumulate(sentences(), lambda model, batch: returned(built_in("causal", "mean")(model, batch)))
+
+    @pytest.mark.parametrize(
+        ("task", "labels", "message"),
+        [
+            ("causal", None, "needs 'labels' in the batch"),
+            ("causal", torch.zeros(6, 8), "whole numbers as labels, one per token"),
+            ("masked", torch.zeros(6, dtype=torch.long), "whole numbers as labels, one per token"),
+            ("classify", torch.zeros(6, 8, dtype=torch.long), "whole numbers as labels, one per record"),
+            ("classify", torch.zeros(6), "whole numbers as labels, one per record"),
+        ],
+    )
+    def test_labels_that_do_not_go_with_a_task(self, task, labels, message):
+        with pytest.raises(BadInput, match=message):
+            PrivateGradients(LanguageModel(), plan_of(6), task=task).accumulate({**sentences(), "labels": labels})
+
+    def test_a_model_without_logits(self):
+        class Silent(LanguageModel):
+            def forward(self, input_ids):
+                return {"scores": super().forward(input_ids).logits}
+
+        with pytest.raises(BadInput, match=r"needs a model that returns logits, .* got dict"):
+            PrivateGradients(Silent(), plan_of(6), task="masked").accumulate(sentences())
+
+    def test_an_error_of_the_model_that_says_nothing_of_hooks(self, private):
+        def loss(model, batch):
+            raise RuntimeError("out of memory")
+
+        with pytest.raises(RuntimeError, match=r"^out of memory$"):
+            private.accumulate(sentences(), loss)
+
+    def test_a_layer_that_gives_out_more_than_a_tensor(self):
+        class Pair(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.scale = nn.Parameter(torch.ones(3))
+
+            def forward(self, x):
+                return self.scale * x, x
+
+        private = PrivateGradients(nn.Sequential(Pair()), plan_of(6), generic=True)
+        with pytest.raises(Refused, match="0: the rule for Pair expects one tensor as output"):
+            private.accumulate({"x": torch.randn(6, 3)}, lambda model, batch: model(batch["x"])[0].sum(1))
+
+    def test_parameters_of_several_precisions(self):
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).double())
+        with pytest.raises(Refused, match="several precisions"):
+            PrivateGradients(model, plan_of(6))
+        model[0].requires_grad_(False)
+        PrivateGradients(model, plan_of(6)).detach()
+
+    @pytest.mark.parametrize("frozen", [True, False])
+    def test_running_statistics(self, frozen):
+        norm = nn.InstanceNorm1d(3, affine=True, track_running_stats=True).requires_grad_(not frozen)
+        with pytest.raises(Refused, match=r"1 \(InstanceNorm1d\) keeps running statistics"):
+            PrivateGradients(nn.Sequential(nn.Linear(3, 3), norm), plan_of(6))
+
+    def test_a_magnitude_without_its_lora_layer(self):
+        class Magnitude(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(3))
+
+        model = nn.ModuleDict({"lora_magnitude_vector": Magnitude()})
+        with pytest.raises(Refused, match="lora_magnitude_vector: DoRA's magnitudes have no per-example rule"):
+            PrivateGradients(model, plan_of(6))
+
+    @pytest.mark.parametrize("name", ["num_local_experts", "num_experts", "n_routed_experts"])
+    def test_several_experts(self, name):
+        for experts in (0, 1, None):
+            model = LanguageModel()
+            model.config = Config(**{name: experts})
+            PrivateGradients(model, plan_of(6)).detach()
+        model.config = Config(**{name: 2})
+        with pytest.raises(Refused, match="mixture-of-experts"):
+            PrivateGradients(model, plan_of(6))
+
     def test_no_loss_at_all(self):
         with pytest.raises(BadInput, match="no loss: name a task"):
             PrivateGradients(LanguageModel(), plan_of(6)).accumulate(sentences())
@@ -425,6 +551,82 @@ class TestBadUse:
     def test_a_mask_of_real_examples_of_another_shape(self, private):
         with pytest.raises(BadInput, match="one boolean for each example"):
             private.accumulate(sentences(), real=torch.ones(5, dtype=torch.bool))
+
+
+class Config:
+    def __init__(self, **fields):
+        self.__dict__.update(fields)
+
+
+def test_a_batch_of_no_records_opens_a_step_and_adds_nothing(silent):
+    private = PrivateGradients(LanguageModel().train(), plan_of(1000, sampling_rate=1e-9), task="causal")
+    private.accumulate(sentences(0))
+    private.release(next(private.plan.run()))
+    assert all(parameter.grad.count_nonzero() == 0 for parameter in private.model.parameters())
+
+
+def test_what_is_unproven_is_looked_at_in_batches_one_two_four_and_eight():
+    doubts = Doubts({1})
+    doubts.independence = False
+    assert [number for number in range(1, 17) if doubts.due(5)] == [1, 2, 4, 8, 16]
+    doubts = Doubts(set())
+    doubts.independence = False
+    assert not any(doubts.due(5) for _ in range(8))
+
+
+def test_independence_is_looked_at_in_every_batch_of_two_records_until_two_were_compared():
+    doubts = Doubts(set())
+    assert [doubts.due(records) for records in (1, 1, 1, 2, 1, 2, 7)] == [True, True, False, True, False, True, True]
+    doubts.compared = True
+    assert [doubts.due(7) for _ in range(2)] == [True, False]
+
+
+def test_what_a_rule_gives_is_held_against_autograd_to_a_part_in_a_thousand():
+    """A rule that is off by one and a half parts, in the gradient or in its norm alone, is found; one that is right is not."""
+
+    def rule_for(factor, norm):
+        class Scale(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 4))
+
+            def forward(self, x):
+                return self.weight * x
+
+        @register
+        class Rule(Elementwise):
+            layers = (Scale,)
+
+            def factor(self, use):
+                return factor * use.activations[0]
+
+            def measure(self, use):
+                found = super().measure(use)
+                return found._replace(square=found.square * norm**2)
+
+        return Scale()
+
+    def loss(model, batch):
+        return model(batch["x"]).square().sum((1, 2))
+
+    for factor, norm, reason in (
+        (1.0, 1.0, None),
+        (1.0015, 1.0, "0.weight: the per-example rule does not give the gradient"),
+        (1.0, 1.0015, "the norm that the per-example rules give is not the norm"),
+        (1.0, 0.9985, "the norm that the per-example rules give is not the norm"),
+    ):
+        private = PrivateGradients(nn.Sequential(rule_for(factor, norm)), plan_of(6))
+        if reason is None:
+            private.accumulate({"x": torch.randn(6, 5, 4)}, loss)
+            continue
+        with pytest.raises(Refused, match=reason):
+            private.accumulate({"x": torch.randn(6, 5, 4)}, loss)
+
+
+def test_each_targeted_position_counts_alike_within_its_record():
+    goals = torch.tensor([[3, -100, 4, 5], [-100, -100, -100, -100], [0, -100, -100, -100]])
+    assert token_weights(goals, "sum").tolist() == [[1, 0, 1, 1], [0] * 4, [1, 0, 0, 0]]
+    assert token_weights(goals, "mean").tolist() == [[1 / 3, 0, 1 / 3, 1 / 3], [0] * 4, [1, 0, 0, 0]]
 
 
 def test_training_learns_under_noise():

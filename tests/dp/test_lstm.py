@@ -372,3 +372,13 @@ def test_tied_biases_have_twice_the_gradient() -> None:
     assert use.gradient is not None
     expected = (2 * use.gradient.sum(1)).square().sum(1)
     assert torch.allclose(RULE.measure(use).square + 2 * RULE.inner(use, use, frozenset({"bias_hh_l0"})), expected)
+
+
+def test_biases_alone_have_their_cross_terms() -> None:
+    module, x = build(), examples_of(5)
+
+    def loss(lstm: nn.LSTM, rows: slice) -> Tensor:
+        first, state = lstm(x[rows])
+        return lstm(first.repeat(1, 1, 2)[..., :INPUTS], state)[0].square().sum((1, 2))
+
+    assert len(assert_right(module, loss, trained=frozenset({"bias_ih_l0", "bias_hh_l0"}))) == 2

@@ -429,3 +429,29 @@ def test_a_large_draw_in_a_forked_child_ends():
         os._exit(0)
     torch.set_num_threads(before)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize(("std", "step"), [(1.0, -32), (1.5, -32), (1.999, -32), (2.0, -31), (0.999, -33), (1e15, 17)])
+def test_a_cell_is_the_largest_power_of_two_that_fits_into_the_noise_two_to_the_32_times(std, step):
+    assert cell(std) == 2.0**step
+    assert cell(std) <= std * 2.0**-32 < 2 * cell(std)
+
+
+def test_the_room_for_the_lattice_grows_with_the_root_of_the_parameters():
+    assert room(1.0, 2**40) == 1 + 2.0**-10
+    assert room(4.0, 2**20) == 1 + 2.0**-18
+    assert room(2.0**31, 1) == 3.0
+    with pytest.raises(BadInput, match="too large for 1 parameters"):
+        room(2.0**31 * 1.001, 1)
+
+
+def test_a_key_gives_no_more_at_a_time_than_it_may_give_in_all(monkeypatch):
+    monkeypatch.setattr(keystream, "PER_KEY", 128)
+    stream = Keystream(16)
+    for blocks in (9, -1):
+        with pytest.raises(BadInput, match="a keystream gives at most 128 bytes at a time"):
+            stream.reserve(blocks)
+    if keystream.COMPILED is not None:
+        first = stream.reserve(8)[1:]
+        assert stream.reserve(8)[1:] != first  # the key is used up, and another has another counter
+        assert stream._left == 0

@@ -83,6 +83,9 @@ def test_a_plan_for_an_epsilon_keeps_it():
         {"clip_norm": 0.0},
         {"clip_norm": -1.0},
         {"clip_norm": math.nan},
+        {"clip_norm": 9e-10},
+        {"clip_norm": 1.1e6},
+        {"records": 10**9 + 1},
         {"sampler": "shuffled"},
         {"sampler": "fixed-size", "sampling_rate": 0.123},
         {"sampler": "fixed-size", "sampling_rate": 1e-4},
@@ -357,3 +360,47 @@ def test_a_step_is_made_by_a_plan_and_carries_no_batch_size_but_the_public_one()
     assert isinstance(step, Step)
     assert not hasattr(step, "__len__")
     assert not hasattr(step, "__dict__")
+
+
+@pytest.mark.parametrize(
+    "change", [{"clip_norm": 1e-9}, {"clip_norm": 1e6}, {"records": 10**9}, {"sampling_rate": 1.0}]
+)
+def test_a_plan_at_its_borders_is_taken(change):
+    made = dataclasses.replace(PLAN, **change)
+    assert made.expected_batch == made.sampling_rate * made.records
+
+
+def test_a_rate_for_batches_of_fixed_size_is_suggested():
+    for rate, near in ((0.123, "12/100"), (1e-4, "1/100")):
+        with pytest.raises(BadInput, match=f"a whole number of records: .*; use the rate {near}"):
+            dataclasses.replace(PLAN, sampler="fixed-size", sampling_rate=rate)
+
+
+def test_a_plan_for_an_epsilon_counts_what_it_was_told_to_count():
+    asked = {"records": 1000, "batch": 10, "steps": 20, "epsilon": 2.0, "delta": 1e-5}
+    base = Plan.for_epsilon(**asked)
+    for more in ({"k": 2}, {"adjacency": "zero-out"}):
+        made = Plan.for_epsilon(**asked, **more)
+        assert made.noise_multiplier != base.noise_multiplier
+        assert 1.99 < made.epsilon(1e-5, **more) <= 2.0
+    assert Plan.for_epsilon(**{**asked, "batch": 1000}).sampling_rate == 1.0
+
+
+def test_microbatches_are_the_callers_own():
+    step = next(dataclasses.replace(PLAN, sampling_rate=1.0).run())
+    for rows in step.microbatches(30):
+        rows += 1
+    assert step.indices.tolist() == list(range(100))
+
+
+def test_a_run_over_the_last_step_of_a_ledger_has_no_step(ledger):
+    take(PLAN.run(ledger))
+    assert list(PLAN.run(ledger)) == []
+    assert list(PLAN.run(ledger, reserve=5)) == []
+
+
+@pytest.mark.parametrize("name", ["clipping_norm", "private_records"])
+def test_a_ledger_that_states_the_plans_own_facts_is_taken(path, name):
+    facts = {"clipping_norm": PLAN.clip_norm, "private_records": PLAN.records}
+    with LedgerWriter.create(path, {name: facts[name]}, [("train", PLAN.event)]) as ledger:
+        assert take(PLAN.run(ledger)) == 10

@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.opt.modeling_opt import OPTLearnedPositionalEmbedding
 from transformers.pytorch_utils import Conv1D
 
 from confide.dp import Elementwise, Plan, PrivateGradients, register
-from confide.dp.rules import linear
+from confide.dp.rules import linear, rule_for
 from confide.errors import Refused
 
 EXACT = {torch.float32: 1e-5, torch.float64: 1e-9}
@@ -299,3 +300,190 @@ def test_gram_matrices_are_chosen_for_short_records_and_products_for_long_ones()
     assert not linear.prefers_direct(positions=32, inputs=768, outputs=3072)
     assert linear.prefers_direct(positions=512, inputs=256, outputs=256)
     assert not linear.prefers_direct(positions=512, inputs=4096, outputs=50_000), "per-example products would not fit"
+
+
+@pytest.mark.parametrize("kept", ["first", "second"])
+@pytest.mark.parametrize("make", [lambda: nn.Linear(3, 3), lambda: Conv1D(3, 3)], ids=["linear", "conv1d"])
+def test_two_uses_of_a_layer_may_be_measured_in_different_ways(make, kept, oracle, clipped, far, monkeypatch):
+    monkeypatch.setattr(linear, "prefers_direct", lambda positions, *shape: (positions == 6) == (kept == "first"))
+    model, inputs = Net(Twice(make())), {"x": numbers(4, 6, 3)}
+    norms, sums = oracle(model, inputs, loss, 0.05)
+    found_norms, found = clipped(model, inputs, loss, clip_norm=0.05)
+    assert torch.allclose(found_norms, norms, rtol=1e-5)
+    assert far(found, sums) < 3e-5
+
+
+class Holder(nn.Module):
+    """Holds its decoder's bias under a name of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.decoder = nn.Linear(5, 3)
+        self.bias = self.decoder.bias
+
+    def forward(self, x):
+        return self.decoder(x)
+
+
+def test_a_bias_that_is_held_twice_is_trained_once(oracle, clipped, far):
+    model, inputs = Net(Holder()), {"x": numbers(4, 6, 5)}
+    norms, sums = oracle(model, inputs, loss, 0.05)
+    found_norms, found = clipped(model, inputs, loss, clip_norm=0.05)
+    assert torch.allclose(found_norms, norms, rtol=1e-5)
+    assert far(found, sums) < 1e-5
+    model.layer.bias = nn.Parameter(torch.zeros(3))
+    with pytest.raises(Refused, match=r"layer \(Holder\) trains bias and has no rule"):
+        clipped(model, inputs, loss)
+
+
+class Chain(nn.Module):
+    """Layers one after the other, of which some share a parameter."""
+
+    def __init__(self, *layers, **tied):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        for name, parameter in tied.items():
+            setattr(self.layers[1], name, parameter)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+            x = torch.tanh(x[0] if isinstance(x, tuple) else x)
+        return x
+
+
+def scale_as_bias():
+    norm = nn.LayerNorm(5)
+    return Chain(norm, nn.Linear(5, 5), bias=norm.weight)
+
+
+def scale_as_shift():
+    norm = nn.LayerNorm(5)
+    return Chain(norm, nn.LayerNorm(5), bias=norm.weight)
+
+
+def table_as_transpose():
+    table = nn.Embedding(11, 5)
+    return Chain(table, Wide(table.weight))
+
+
+class Wide(nn.Module):
+    """Words back to features by a transposed layer that shares the table."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.widen, self.conv = nn.Linear(5, 11), Conv1D(5, 11)
+        self.conv.weight = weight
+
+    def forward(self, x):
+        return self.conv(self.widen(x))
+
+
+def recurrent_as_linear():
+    lstm = nn.LSTM(5, 5, batch_first=True)
+    return Chain(lstm, nn.Linear(5, 20), weight=lstm.weight_ih_l0)
+
+
+def generic_in_two_modules():
+    first = Polynomial()
+    return Chain(first, Polynomial(), a=first.a)
+
+
+@pytest.mark.parametrize(
+    ("make", "x"),
+    [
+        (scale_as_bias, numbers(4, 6, 5)),
+        (scale_as_shift, numbers(4, 6, 5)),
+        (table_as_transpose, words(4, 6)),
+        (recurrent_as_linear, numbers(4, 6, 5)),
+        (generic_in_two_modules, numbers(4, 6, 5)),
+    ],
+)
+def test_a_parameter_that_plays_two_roles_is_refused(make, x, clipped):
+    with pytest.raises(Refused, match=r"shares a parameter with .*untie them"):
+        clipped(Net(make()), {"x": x}, loss, generic=True)
+
+
+class Powers(nn.Module):
+    """A layer that no rule knows, with an option."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 5))
+
+    def forward(self, x, power=2):
+        return self.scale * x**power
+
+
+class Shared(nn.Module):
+    """Powers of one row, which stands for every example."""
+
+    def __init__(self):
+        super().__init__()
+        self.powers = Powers()
+
+    def forward(self, x):
+        return torch.tanh(x * self.powers(torch.linspace(-1, 1, 5)[None, None]))
+
+
+class Flattened(nn.Module):
+    """Positions in the place of examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.powers = Powers()
+
+    def forward(self, x):
+        return self.powers(x.flatten(0, 1)).view(x.shape)
+
+
+def test_the_generic_rule_covers_one_row_for_every_example(oracle, clipped, far):
+    model, inputs = Net(Shared()), {"x": numbers(4, 6, 5)}
+    norms, sums = oracle(model, inputs, loss, 0.05)
+    found_norms, found = clipped(model, inputs, loss, clip_norm=0.05, generic=True)
+    assert torch.allclose(found_norms, norms, rtol=1e-5)
+    assert far(found, sums) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (lambda: Net(Powers(), power=3), "Powers: the generic rule covers calls with tensors as plain arguments only"),
+        (lambda: Net(Flattened()), "needs the batch as the first dimension"),
+    ],
+)
+def test_the_generic_rule_refuses_calls_that_it_cannot_repeat(model, reason, clipped):
+    with pytest.raises(Refused, match=reason):
+        clipped(model(), {"x": numbers(4, 6, 5)}, loss, generic=True)
+
+
+def test_norms_that_no_rule_covers_are_refused():
+    plan = Plan(records=4, sampling_rate=1.0, steps=1, noise_multiplier=1.0)
+    with pytest.raises(Refused, match="layer: a LayerNorm over several dimensions"):
+        PrivateGradients(Net(nn.LayerNorm((6, 5))), plan)
+    odd = type("OddRMSNorm", (Scale,), {"__module__": "transformers.models.odd"})
+    with pytest.raises(Refused, match="layer: OddRMSNorm does not compute what an RMSNorm computes"):
+        PrivateGradients(Net(odd()), plan)
+
+
+@pytest.mark.parametrize("past", [0, 2])
+def test_positions_of_opt_are_counted_from_its_mask(past):
+    module = OPTLearnedPositionalEmbedding(10, 3)
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    (ids,) = rule_for(module).inputs(module, (mask,), {"past_key_values_length": past})
+    assert torch.equal(module.weight[ids], module(mask, past))
+
+
+def test_the_forward_of_a_layer_is_its_own_again_after_each_batch():
+    lstm = nn.LSTM(3, 2, batch_first=True)
+    plan = Plan(records=4, sampling_rate=1.0, steps=1, noise_multiplier=1.0)
+    private = PrivateGradients(nn.Sequential(lstm), plan, checked=False)
+
+    def pooled(model, batch):
+        return model(batch["x"])[0].square().sum((1, 2))
+
+    private.accumulate({"x": numbers(2, 5, 3)}, pooled)
+    assert "forward" not in lstm.__dict__
+    lstm.forward = own = lstm.forward
+    private.accumulate({"x": numbers(2, 5, 3)}, pooled)
+    assert lstm.__dict__["forward"] is own

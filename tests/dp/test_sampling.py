@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from confide.dp import sampling
-from confide.dp.keystream import Keystream
-from confide.dp.sampling import FixedSizeSampler, PoissonSampler
+from confide.dp.keystream import Keystream, check_part
+from confide.dp.sampling import FixedSizeSampler, PoissonSampler, sampler_for
 from confide.errors import BadInput, Refused
 
 ALARM = 5e-7
@@ -186,3 +186,27 @@ def test_a_sampler_is_not_stored_and_shows_no_coins(sampler):
 def test_sizes_and_rates_out_of_range_are_refused(make):
     with pytest.raises(BadInput):
         make()
+
+
+def test_an_event_has_the_sampler_that_it_assumes():
+    poisson, fixed = sampler_for("poisson", 30, 0.1, (1, 3)), sampler_for("fixed-size", 30, 0.1, (0, 1))
+    assert (type(poisson), poisson.records, poisson.sampling_rate) == (PoissonSampler, 30, 0.1)
+    assert (type(fixed), fixed.records, fixed.batch) == (FixedSizeSampler, 30, 3)
+    assert set(sampler_for("poisson", 30, 1.0, (1, 3)).draw() % 3) == {1}
+    with pytest.raises(BadInput, match="the sampler is poisson or fixed-size, got 'shuffled'"):
+        sampler_for("shuffled", 30, 0.1, (0, 1))
+
+
+@pytest.mark.parametrize("part", [(1, 1), (-1, 1), (0, 0), (0,), (0, 1, 2), [0, 1], (0.0, 1), (False, 1), "01", None])
+def test_a_share_is_a_rank_below_the_number_of_ranks(part):
+    with pytest.raises(BadInput, match="0 <= rank < world"):
+        check_part(part)
+    assert [check_part(right) for right in ((0, 1), (2, 3))] == [(0, 1), (2, 3)]
+
+
+def test_samplers_take_corpora_and_rates_at_their_borders():
+    assert PoissonSampler(10**9, 1e-9).sampling_rate == 1e-9
+    assert FixedSizeSampler(10**9, 1).records == 10**9
+    for make in (lambda: PoissonSampler(10**9 + 1, 0.5), lambda: FixedSizeSampler(10**9 + 1, 1)):
+        with pytest.raises(BadInput, match="records"):
+            make()

@@ -88,3 +88,23 @@ def test_whole_documents_are_deduplicated_unless_told_otherwise(unit, dedup):
 )
 def test_policies_read_beyond_a_record_only_where_documents_are_split(choices, reads):
     assert Options("digits", **choices).reads_groups == reads
+
+
+def test_what_is_not_chosen_is_what_the_documentation_says():
+    assert Options("digits").checked() == Options(
+        policy="digits",
+        conservative="everything",
+        unit="document",
+        max_words=None,
+        context="record",
+        dedup="exact",
+        max_copies=1,
+        order="redact-dedup",
+        dedup_unit=None,
+        public_dedup="off",
+        bloom_delta=1e-9,
+        canaries=None,
+        text_as="file",
+        skip_bad=False,
+        chunk=1_048_576,
+    )
