@@ -189,6 +189,8 @@ def test_starting_over_until_the_number_pleases_gains_nothing():
         lambda: Redraws(10, 5, -1),
         lambda: Redraws(10, 5, 6),
         lambda: Redraws(10, 5, confidence=0.49),
+        lambda: Redraws(10, 5, confidence=1 - 1e-13),
+        lambda: Review(((1, 0, 0),), cap=1, confidence=1 - 1e-13),
         lambda: Redraws(10, 5, confidence=1.0),
         lambda: Review(((1, 0, 1),), cap=1),
         lambda: Review(((1, 1, -1),), cap=1),
@@ -225,6 +227,14 @@ def test_a_record_with_as_many_secrets_as_the_cap_is_counted_and_one_more_is_nam
         review_bound([Reviewed(4, 0), Reviewed(5, 0)], 4, BETA)
 
 
+def test_a_record_that_makes_no_sense_is_named_by_its_place():
+    for number, records in ((1, ("lost", (1, 0, 0))), (2, ("skipped", (1, 0)))):
+        with pytest.raises(BadInput, match=f"review {number} must be"):
+            Review(records, cap=1)
+    with pytest.raises(BadInput, match="review 2 must be a Reviewed record"):
+        review_bound([SKIPPED, "lost"], 1, BETA)
+
+
 @pytest.mark.parametrize("rate", [1.0, 0.999])
 def test_one_label_or_two_bound_a_rate_near_one(rate):
     assert labels_needed(rate, BETA) == 1
@@ -250,7 +260,7 @@ def test_the_review_bound_is_where_the_mixed_wealth_reaches_one_over_beta():
     def wealth(rate):
         return np.mean([np.prod([1 + stake / 3 * (rate * n - m) for n, m in records]) for stake in stakes])
 
-    assert wealth(bound - 1e-8) < 1 / BETA < wealth(bound)
+    assert wealth(bound - 1.2e-9) < 1 / BETA < wealth(bound - 0.8e-9)
 
 
 def test_a_skipped_or_unnamed_count_is_the_worst_one():
