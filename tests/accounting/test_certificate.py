@@ -84,7 +84,8 @@ def test_a_group_is_never_k_epsilon_at_the_same_delta(ledger):
 
 
 def test_detected_secrets_are_free_only_with_mask_consistency_and_redact_before_dedup(ledger):
-    assert epsilon(issue(ledger(name="a"), DELTA), "detected-secret") == 0
+    free = guarantee(issue(ledger(name="a"), DELTA), "detected-secret")
+    assert (free["epsilon"], free["delta"], free["k"]) == (0, 0, 0)
     without = [
         ledger(name="b", mask_consistent=False),
         ledger(name="c", dedup="exact", order="dedup-redact"),

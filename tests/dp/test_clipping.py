@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from confide.dp import memory
-from confide.dp.clipping import Clipping, rounding
+from confide.dp.clipping import CANCELLING, PAID, Clipping, rounding
 from confide.dp.sums import ALIGNED, StepSums
 from confide.errors import BadInput
 
@@ -23,17 +23,17 @@ def weights(kind, norm=0.5, squares=SQUARES, off=0.0, dtype=torch.float64):
 def test_each_kind_of_clipping_has_its_formula(dtype):
     limit = 0.5 * ROOM[dtype]
     flat, each = [limit / 5, 1.0, 1.0, 0.0], limit / math.sqrt(2)
-    assert weights("flat", dtype=dtype) == [pytest.approx(flat, rel=1e-14)] * 2
+    assert weights("flat", dtype=dtype) == [pytest.approx(flat, rel=2e-15)] * 2
     automatic = [limit / 5.01, limit / (math.sqrt(0.09) + 0.01), limit / 0.01, 0.0]
-    assert weights("automatic", dtype=dtype) == [pytest.approx(automatic, rel=1e-14)] * 2
+    assert weights("automatic", dtype=dtype) == [pytest.approx(automatic, rel=2e-15)] * 2
     assert weights("per-layer", dtype=dtype) == [
-        pytest.approx([each / 3, 1.0, 1.0, 0.0], rel=1e-14),
-        pytest.approx([each / 4, 1.0, 1.0, 0.0], rel=1e-14),
+        pytest.approx([each / 3, 1.0, 1.0, 0.0], rel=2e-15),
+        pytest.approx([each / 4, 1.0, 1.0, 0.0], rel=2e-15),
     ]
 
 
 def test_what_rounding_may_have_taken_is_counted_before_clipping():
-    assert weights("flat", off=0.5)[0][0] == pytest.approx(0.5 * ROOM[torch.float64] / math.sqrt(26), rel=1e-14)
+    assert weights("flat", off=0.5)[0][0] == pytest.approx(0.5 * ROOM[torch.float64] / math.sqrt(26), rel=2e-15)
     assert weights("flat", squares=-SQUARES)[0][:3] == [1.0] * 3  # rounding below zero is zero
 
 
@@ -56,7 +56,13 @@ def test_rounding_is_counted_in_units_of_its_precision():
     square, spread = torch.tensor([-3.0, 2.0]).double(), torch.tensor([5.0, 100.0]).double()
     assert rounding(square, spread, torch.float64).tolist() == [5 * 2.0**-37, 100 * 2.0**-37]
     expected = [(3 * 256 + 2.5) * 2.0**-24, (2 * 256 + 50) * 2.0**-24]
-    assert rounding(square, spread, torch.float32).tolist() == pytest.approx(expected, rel=1e-14)
+    assert rounding(square, spread, torch.float32).tolist() == pytest.approx(expected, rel=2e-15)
+
+
+def test_noise_pays_for_what_is_not_counted_and_not_for_much_more():
+    """In single precision the compiled loops may be off by 38 units of the squared spread, of which half a unit is counted."""
+    beyond = math.sqrt(1 + 37.5 * CANCELLING * 2.0**-24) - 1
+    assert 0.8e-3 < beyond < PAID - 1 < 1e-3
 
 
 # -- the sum of a step -------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from confide.dp import Elementwise, Plan, PrivateGradients, register
 from confide.dp.engine import Doubts
 from confide.dp.head import can_fuse, looks_back, parts
 from confide.dp.losses import built_in, token_weights
+from confide.dp.noise import GaussianNoise
 from confide.dp.rules.base import Sums
 from confide.errors import BadInput, Refused
 
@@ -563,6 +564,23 @@ def test_a_batch_of_no_records_opens_a_step_and_adds_nothing(silent):
     private.accumulate(sentences(0))
     private.release(next(private.plan.run()))
     assert all(parameter.grad.count_nonzero() == 0 for parameter in private.model.parameters())
+
+
+def test_noise_has_the_plans_deviation_and_pays_for_rounding_and_for_the_lattice(monkeypatch):
+    asked = []
+    monkeypatch.setattr(GaussianNoise, "add_", lambda self, sums, std: asked.append((len(sums), std)))
+    model = LanguageModel()
+    private = PrivateGradients(
+        model.train(), plan_of(20, sampling_rate=0.5, noise_multiplier=3.0, clip_norm=0.2), task="causal"
+    )
+    step = next(private.plan.run())
+    private._rows = len(step.indices)
+    private.release(step)
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    paid = (1 + 2.0**-10) * (1 + 2.0**-30 * 3.0 * math.sqrt(numbers))
+    assert asked == [
+        (sum(-(-p.numel() // 16) * 16 for p in model.parameters()), pytest.approx(paid * 0.6 / 10, rel=1e-14))
+    ]
 
 
 def test_what_is_unproven_is_looked_at_in_batches_one_two_four_and_eight():
