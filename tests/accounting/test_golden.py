@@ -34,6 +34,7 @@ from confide.accounting.papers import (
     sdp_epsilon,
     two_hop_epsilon,
 )
+from confide.errors import BadInput
 
 RATE, STEPS, DELTA = 0.03125, 320, 8e-5
 
@@ -237,6 +238,15 @@ def test_group_bounds_are_the_first_step_at_which_the_papers_inequality_holds(k)
 
 def test_group_bounds_that_numbers_cannot_show_are_infinite():
     assert crt_group_epsilon(curve(steps(0.6)), 50, DELTA) == math.inf
+
+
+def test_group_bounds_begin_at_a_thousandth_and_refuse_impossible_deltas():
+    little = curve([PoissonGaussian(1e-5, 50.0)])
+    assert generic_group_epsilon(little, 2, DELTA) == pytest.approx(0.002)
+    assert crt_group_epsilon(little, 1, DELTA) == pytest.approx(0.001)
+    for ask in (generic_group_epsilon, crt_group_epsilon, lambda one, k, delta: two_hop_epsilon(one, delta)):
+        with pytest.raises(BadInput, match="delta"):
+            ask(little, 2, 1.0)
 
 
 def test_two_hops_are_the_cheapest_pair_of_curves():

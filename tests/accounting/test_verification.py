@@ -22,6 +22,7 @@ from confide.accounting import (
 from confide.accounting.agreement import disagreements
 from confide.accounting.verification import differences
 from confide.errors import BadInput, ConfideError, Contradiction
+from confide.rundir import model_files
 
 
 @pytest.fixture(scope="module")
@@ -299,6 +300,37 @@ def test_a_damaged_configuration_is_bad_input(run, content):
     (run / "config.yaml").write_text(content)
     with pytest.raises((BadInput, Contradiction), match=r"config\.yaml"):
         verify(run)
+
+
+@pytest.fixture
+def released(run):
+    """A run whose ledger names the files of the model beside it."""
+    (run / "model").mkdir()
+    for name, content in (("model.safetensors", "weights"), ("config.json", "{}"), ("notes.md", "anything")):
+        (run / "model" / name).write_text(content)
+    with LedgerWriter.resume(run / "ledger.jsonl") as writer:
+        writer.name_model(model_files(run / "model"))
+    write(issue(read_ledger(run / "ledger.jsonl"), 1e-5, Redraws(100, 5)), run / "certificate.json")
+    return run
+
+
+def test_the_model_of_a_run_is_the_one_that_its_ledger_names(released):
+    assert verify(released).model
+    assert verify(released).certificate["ledger"]["model"].keys() == {"model.safetensors", "config.json"}
+    assert not verify(released / "certificate.json").model  # of which nothing lies beside it
+    (released / "model" / "notes.md").write_text("something else")
+    assert verify(released).model
+    (released / "model").rename(released / "elsewhere")
+    assert not verify(released).model
+
+
+@pytest.mark.parametrize("change", ["changed", "lost", "added"])
+def test_a_model_with_other_files_is_not_the_certified_one(released, change):
+    path = released / "model" / ("tokenizer.json" if change == "added" else "model.safetensors")
+    path.unlink() if change == "lost" else path.write_text("other")
+    with pytest.raises(Contradiction, match=f"does not hold the model that this run made.*: '{path.name}'; "):
+        verify(released)
+    assert not verify(released / "certificate.json").model
 
 
 # -- leaf by leaf ------------------------------------------------------------------------------------------------------
