@@ -32,10 +32,15 @@ def test_redraw_bound_covers(gamma, labels):
     assert stats.binom.pmf(outcomes, labels, gamma) @ covered >= 1 - BETA
 
 
-def test_labels_needed_is_the_smallest_number():
-    for rate in (0.3, 0.01, 8e-5):
-        needed = labels_needed(rate, BETA)
-        assert redraw_bound(0, needed, BETA) <= rate < redraw_bound(0, needed - 1, BETA)
+@pytest.mark.parametrize(
+    ("rate", "beta"),
+    [(rate, BETA) for rate in (0.3, 0.01, 8e-5)]
+    + [(rate, (1 - rate) ** n) for rate in (0.1, 0.25, 0.4) for n in range(8, 40)],
+)
+def test_labels_needed_is_the_smallest_number(rate, beta):
+    """Also where beta is a power of what is left, and a logarithm may fall on either side of a whole number."""
+    needed = labels_needed(rate, beta)
+    assert redraw_bound(0, needed, beta) <= rate < redraw_bound(0, needed - 1, beta)
 
 
 def clustered(rng, count):

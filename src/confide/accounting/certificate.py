@@ -23,7 +23,7 @@ from .assumptions import assumptions, not_promised
 from .ceilings import Ceilings, chance_exposure
 from .curves import ACCOUNTANT, check_delta, gaussian_delta
 from .events import FixedSizeGaussian, Noiseless, Selection, SelectiveGaussian, to_plain
-from .guarantees import Accounts, AnyCurve, Evidence, guarantees, miss_bounds, one_run_steps, up
+from .guarantees import Accounts, AnyCurve, Evidence, guarantees, miss_bounds, one_run_steps, short_up, up
 from .ledger import Ledger, canonical
 from .missrate import Redraws, Review, public_misses
 from .selection import SELECTION_ACCOUNTANT, SelectionCurve
@@ -239,7 +239,7 @@ def _gdp(main: AnyCurve, delta: float) -> dict[str, Any]:
     mu = float(optimize.bisect(excess, 0.0, high, xtol=1e-6)) + 1e-6 if excess(0.0) > 0 else 0.0
     sentence = (
         f"Telling the neighbouring corpora of the main guarantee apart is at most as easy as telling N(0,1) from "
-        f"N({up(mu)},1) by one draw, plus {delta:.3g}."
+        f"N({up(mu)},1) by one draw, plus {short_up(delta)}."
     )
     return {"mu": mu, "delta": delta, "sentence": sentence}
 

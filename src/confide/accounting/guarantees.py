@@ -76,11 +76,23 @@ def up(value: float) -> str:
     """A number for people, rounded upwards: two decimals from 1 to 10, fewer above, three digits below."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
+    rounded, digits = _rounded_up(value)
+    return short_up(value) if rounded < 0.001 else f"{rounded:,.{max(0, digits)}f}"
+
+
+def short_up(value: float) -> str:
+    """A δ for people: three digits, rounded upwards, and no zeros behind.
+
+    >>> short_up(8e-5), short_up(1.0049e-5), short_up(0.01)
+    ('8e-05', '1.01e-05', '0.01')
+    """
+    return f"{_rounded_up(value)[0]:.3g}" if value > 0 else "0"
+
+
+def _rounded_up(value: float) -> tuple[float, int]:
+    """A number to three digits, not below itself, and how many of them stand behind the point."""
     digits = 2 - math.floor(math.log10(abs(value)))
-    rounded = math.ceil(value * 10.0**digits - 1e-9) / 10.0**digits
-    if rounded < 0.001:
-        return f"{rounded:.3g}"
-    return f"{rounded:,.{max(0, digits)}f}"
+    return math.ceil(value * 10.0**digits - 1e-9) / 10.0**digits, digits
 
 
 def down(value: float) -> str:
@@ -136,7 +148,7 @@ def _odds(epsilon: float, delta: float) -> str:
         return "there is no finite bound"
     factor = f"e^{up(epsilon)}" + (f" = {up(math.exp(epsilon))}" if epsilon < 12 else "")
     return (
-        f"any conclusion is at most {factor} times as likely as if <MASK> had stood there, plus {delta:.3g}, and the "
+        f"any conclusion is at most {factor} times as likely as if <MASK> had stood there, plus {short_up(delta)}, and the "
         "other way round"
     )
 

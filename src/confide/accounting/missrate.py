@@ -66,6 +66,8 @@ def labels_needed(rate: float, beta: float) -> int:
     if rate == 1:
         return 1
     needed = math.ceil(math.log(beta) / math.log1p(-rate))
+    while needed > 1 and redraw_bound(0, needed - 1, beta) <= rate:  # a logarithm that fell on the wrong side
+        needed -= 1
     while redraw_bound(0, needed, beta) > rate:
         needed += 1
     return needed
