@@ -33,11 +33,17 @@ def enter(browser, forked_server_of):
         page.goto(link)
         # The link leads on to the record. That its text is there does not mean that its script hears keys: it runs before "load"
         page.wait_for_url("**/record/*", wait_until="load")
+        painted(page)
         return page
 
     yield open_page
     for context in contexts:
         context.close()
+
+
+def painted(page):
+    """Wait for a frame: Chromium throws away the keys that reach a page before its first."""
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def shown(page):
@@ -50,7 +56,14 @@ def press(page, *keys):
 
 
 def wait(page, version=None, place=None):
-    page.wait_for_selector("article" + "".join(f'[data-{n}="{v}"]' for n, v in (("version", version), ("place", place)) if v is not None))  # fmt: skip
+    """Wait for a version of a record, or for the record at a place; if it does not come, say what the page says."""
+    from playwright.sync_api import TimeoutError as TooLate
+
+    wanted = "article" + "".join(f'[data-{n}="{v}"]' for n, v in (("version", version), ("place", place)) if v is not None)  # fmt: skip
+    try:
+        page.wait_for_selector(wanted)
+    except TooLate:
+        raise AssertionError(f"no {wanted}: {page.locator('#said').inner_text()!r}, {page.context.wrong}") from None
 
 
 def says(page, where, words):
@@ -160,6 +173,7 @@ def test_the_second_of_two_tabs_is_told(folder_of, enter):
     one = enter(folder)
     two = one.context.new_page()
     two.goto(one.url)
+    painted(two)
     press(one, "ArrowRight", "ArrowRight", "1")
     wait(one, version=1)
     press(two, "ArrowRight", "0")
@@ -348,6 +362,7 @@ def test_what_the_keys_choose_is_heard_and_seen(folder_of, enter):
     press(page, "ArrowRight")
     says(page, "#heard", "Selected: “word”")
     page.reload()
+    painted(page)
     press(page, "ArrowLeft", "1")
     wait(page, version=1)
     says(page, "#heard", "“Jack”: missed KEY")
@@ -373,6 +388,7 @@ def test_single_keys_can_be_switched_off(folder_of, enter):
         assert not page.locator(".types kbd").first.is_visible()
         if not again:
             page.reload()
+            painted(page)
     page.get_by_role("button", name="Help").click()
     page.locator("#keys").check()
     press(page, "Escape", "ArrowRight", "1")
