@@ -333,10 +333,12 @@ def test_the_page_is_made_of_runs_alone(bench, done, tmp_path, monkeypatch):
     text = page.read_text()
     assert "CRT, Figure 3" in text
     assert "(results/fig3.svg)" in text
-    verdicts = [holds(check, results[0])[0] for check in done.checks]
-    counts = " | ".join(str(verdicts.count(verdict)) for verdict in (True, False, None))
+    verdicts = {ours: [holds(one, results[0])[0] for one in done.checks if one.ours is ours] for ours in (False, True)}
+    assert all(verdicts.values())
+    counts = " | ".join(" / ".join(str(some.count(one)) for one in (True, False, None)) for some in verdicts.values())
     total = len(jobs(done, SMOKE))
-    assert f"| CRT, Figure 3 | {done.title} | {counts} | {total} of {total} |" in text
+    link = "crt-figure-3-exposure-of-ten-canaries-20-copies-each-against-the-share-of-secrets-missed"
+    assert f"| CRT, Figure 3 | [{done.title}](#{link}) | {counts} | {total} of {total} |" in text
     assert {one.name for one in (tmp_path / "docs" / "results").iterdir()} == {"fig3.csv", "fig3.svg"}
     with pytest.raises(BadInput, match="no finished run"):
         render(SMOKE, Bench(tmp_path / "empty"), page)
@@ -399,10 +401,17 @@ def test_claims_about_a_shape_are_held_against_the_numbers():
     assert not holds(Check("falls", ("a",), "ppl", ""), result)[0]
     assert not holds(Check("below", ("a", "b"), "ppl", ""), result)[0]
     assert holds(Check("within", ("a", "b"), "ppl", "", 1.7), result)[0]
-    assert not holds(Check("within", ("a", "b"), "ppl", "", 1.5), result)[0]
-    assert holds(Check("exceeds", ("a", "b"), "ppl", "", -0.95), result)[0]
-    assert not holds(Check("exceeds", ("a", "b"), "ppl", "", 0.0), result)[0]
-    assert holds(Check("chance", ("b",), "ppl", "", 2.0), result)[0] is None  # of two runs
+    assert holds(Check("within", ("a", "b"), "ppl", "", 1.6), result)[0] is None  # 3.2 is no nearer than 2.5 %
+    assert holds(Check("within", ("a", "b"), "ppl", "", 1.5), result)[0] is False
+    assert holds(Check("exceeds", ("a", "b"), "ppl", "", -1.0), result)[0]
+    assert holds(Check("exceeds", ("a", "b"), "ppl", "", -0.9), result)[0] is None
+    assert holds(Check("exceeds", ("a", "b"), "ppl", "", 0.0), result)[0] is False
+    assert holds(Check("over", ("a",), "ppl", "", 3.0), result)[0]  # where it ends
+    assert holds(Check("over", ("a",), "ppl", "", 3.2), result)[0] is None
+    assert holds(Check("over", ("a",), "ppl", "", 3.4), result)[0] is False
+    assert holds(Check("under", ("a",), "ppl", "", 3.4), result)[0]  # everywhere
+    assert holds(Check("under", ("a",), "ppl", "", 2.0), result)[0] is False
+    assert holds(Check("chance", ("b",), "ppl", "", 2.0, 1.0), result)[0] is None  # of two runs
     assert holds(Check("rises", ("absent",), "ppl", ""), result) == (None, "not measured yet")
     head, lines = table(result)
     assert head == ["run", "what", "missed 0", "missed 0.5", "seeds"]
@@ -431,9 +440,10 @@ def attacked(name, values):
 @pytest.mark.parametrize(
     ("values", "rises", "chance"),
     [
-        ({0: 0.5, 0.5: 0.53}, None, True),  # higher, but within the intervals
+        ({0: 0.5, 0.5: 0.52}, None, True),  # higher, but within the intervals
+        ({0: 0.5, 0.5: 0.54}, None, None),  # not above chance, nor known to be near it
         ({0: 0.5, 0.5: 0.7}, True, False),  # one value above chance is enough to fail
-        ({0: 0.54, 0.5: 0.51}, None, True),  # lower, but within them too
+        ({0: 0.52, 0.5: 0.51}, None, True),  # lower, but within them too
         ({0: 0.7, 0.5: 0.5}, False, False),
     ],
 )
@@ -441,8 +451,45 @@ def test_a_single_run_is_judged_by_its_own_intervals(values, rises, chance):
     study = Study("s", "p", "t", "c", (), ("mia_auc",), Sweep("missed", (0, 0.5)))
     result = Result(study, SMOKE, tuple(attacked("a", values)), 0, ())
     assert holds(Check("rises", ("a",), "mia_auc", ""), result)[0] is rises
-    assert holds(Check("chance", ("a",), "mia_auc", "", 0.5), result)[0] is chance
+    assert holds(Check("chance", ("a",), "mia_auc", "", 0.5, 0.08), result)[0] is chance
     assert table(result)[1][0][2] == f"{values[0]:.3f} [{values[0] - 0.05:.3f}, {values[0] + 0.05:.3f}]"
+
+
+@pytest.mark.parametrize("kind", ["within", "exceeds", "below", "under", "over"])
+def test_intervals_of_seeds_decide_every_kind_of_claim(kind):
+    """The means alone would decide each of these."""
+    study = Study("s", "p", "t", "c", (), ("ppl",))
+    rows = rows_of("a", "ppl", {None: [0.9, 1.3, 1.7]}) + rows_of("b", "ppl", {None: [1.5, 1.51, 1.52]})
+    wide, level = (
+        Result(study, SMOKE, tuple(rows), 0, ()),
+        {"within": 1.1, "exceeds": -0.5, "under": 1.4, "over": 1.2},
+    )
+    assert holds(Check(kind, ("a", "b"), "ppl", "", level.get(kind, 0.0)), wide)[0] is None
+    narrow = Result(study, SMOKE, tuple(rows_of("a", "ppl", {None: [1.3] * 3}) + rows[3:]), 0, ())
+    assert holds(Check(kind, ("a", "b"), "ppl", "", level.get(kind, 0.0)), narrow)[0] is True
+
+
+def test_perplexities_of_one_run_that_are_nearly_the_same_decide_nothing():
+    study = Study("s", "p", "t", "c", (), ("ppl",), published=({"row": "theirs", "ppl": 1.4},))
+    rows = (
+        *rows_of("a", "ppl", {None: [1.36]}),
+        *rows_of("b", "ppl", {None: [1.39]}),
+        *rows_of("c", "ppl", {None: [1.5]}),
+    )
+    result = Result(study, SMOKE, rows, 0, ())
+    assert holds(Check("below", ("a", "b"), "ppl", ""), result)[0] is None
+    assert holds(Check("below", ("a", "c"), "ppl", ""), result)[0] is True
+    assert holds(Check("below", ("a", "theirs"), "ppl", ""), result)[0] is True  # a published number is what it is
+    assert holds(Check("below", ("b", "theirs"), "ppl", ""), result)[0] is None
+
+
+def test_papers_claims_are_those_of_their_own_numbers():
+    """JFT's Table 2: with the strictest detectors DP-SGD predicts better in the paper, and the claim says so."""
+    said = {check.says for check in STUDIES["jft-table2"].checks if not check.ours}
+    assert "jft low-entity is better than dpsgd (ABCD)" in said
+    assert "dpsgd is better than jft high-contextual (WikiText-2)" in said
+    assert "dpsgd is better than jft low-contextual (ABCD)" in said
+    assert "redacted low-entity is better than jft low-entity (SST-2)" in said
 
 
 def test_seeds_give_an_interval_once_there_are_three():

@@ -36,7 +36,8 @@ from inject import Disk, damage
 
 COMMANDS = ("screen", "train", "attack", "review", "run", "report")
 KINDS = ("kill", "power", "full", "readonly", "broken", "tmpfs", "truncate", "flip", "second")
-SCREEN = ["--policy", "patterns", "--conservative", "allowlist", "--unit", "turn", "--canaries", "audit,number=20"]
+# Of 20 canaries all coins of a half may fall alike, and then there is no audit
+SCREEN = ["--policy", "patterns", "--conservative", "allowlist", "--unit", "turn", "--canaries", "audit,number=40"]
 TRAIN = {
     "model": "lstm:hidden_size=16,embedding_size=16", "method": "crt", "noise": 1.0, "delta": 1e-3, "vocabulary_size": 300,
     "max_length": 32, "epochs": 2, "private_batch_size": 20, "validation_share": 0.2, "log_every": 1, "checkpoint_every": 4,

@@ -301,8 +301,10 @@ def test_a_half_written_best_model_is_never_the_result(screened, small, tmp_path
     monkeypatch.setattr(loop, "save", torn)
     with pytest.raises(KeyboardInterrupt):
         train_plan(made, tmp_path / "run")
+    (tmp_path / "run" / "best.replaced").mkdir()  # a power cut brought back what was removed last
     run = train_plan(plan_of(tmp_path / "run"), tmp_path / "run", resume=True)
     run.model()
+    assert not (tmp_path / "run" / "best.replaced").exists()
 
 
 def test_two_at_once_are_refused(copied):

@@ -33,29 +33,38 @@ GAME = {"mia_auc": "paper_mia", "group_auc": "paper_group"}
 GAMES = 'In the paper\'s own game (the row "as CRT counts") members are real and non-members random strings: a difference of kinds, which a model that never saw the members may tell as well. '
 
 
+# A row is at chance if its interval reaches down to chance and ends no farther than this above it
+MARGINS = {"exposure_mean": 1.0, "mia_auc": 0.05, "group_auc": 0.1}
+
+
 def _against_missed(name: str, number: int, title: str, column: str, claim: str, level: float) -> Study:
-    checks = []
+    checks, margin = [], MARGINS[column]
     for corpus in (ORIGINAL, MULTIWOZ):
         for model in ("lstm", "gpt"):
             of = f"{model}, {NAMES[corpus]}"
-            checks += [Check("rises", (f"redacted {of}",), column, f"redacted {of} rises with the share missed")]
-            if model == "lstm":
-                checks += [Check("rises", (f"sdp {of}",), column, f"sdp {of} rises with the share missed")]
-            checks += [Check("chance", (f"crt {of}",), column, f"crt {of} is not told from chance", level)]
+            leaky = (f"redacted {of}", *((f"sdp {of}",) if model == "lstm" else ()))
+            checks += [Check("rises", (row,), column, f"{row} rises with the share missed") for row in leaky]
             if column in GAME:
-                checks += [
-                    Check(
-                        "paper chance",
-                        (f"crt {of}",),
-                        GAME[column],
-                        f"crt {of} is not told from chance in the paper's own game",
-                    )
-                ]
+                checks += [Check("over", (row,), column, f"{row} ends above one half", level) for row in leaky]
+            checks += [Check("chance", (f"crt {of}",), column, f"crt {of} is at chance", level, margin)]
+            if model == "lstm":
+                row = f"crt without dedup {of}"
+                checks += [Check("chance", (row,), column, f"{row} is at chance", level, margin, ours=True)]
+            if column in GAME:
+                says = f"crt {of} is not told from chance in the paper's own game"
+                checks += [Check("paper chance", (f"crt {of}",), GAME[column], says)]
+    first = column == "exposure_mean"
     return Study(
-        name, f"CRT, Figure {number}", title, claim, ATTACKED, ("epsilon", "line_ppl_non_secret", *SHOWN[column]), SWEEP, y=column, checks=tuple(checks), attack=("exposure", "membership"),
-        notes=("The paper draws the largest of the ten; a mean tells chance from more with fewer runs. " if column == "exposure_mean" else GAMES) + "Perplexity on lines shows how much of the corpus each model has learned: a model that knows little is at chance too. All secrets of one value are missed together, so that a canary is missed with all its copies or "
-        "with none. Dedup is a part of crt, as in the paper, and of no other method; `crt without dedup` trains on all 20 copies, and its ε is for one. After redaction most private turns are the same few sentences around a mask, of which dedup leaves one each: crt with dedup hardly learns them. The ε of sdp is about marked tokens and does not compare.",
+        name, f"CRT, Figure {number}", title, claim, ATTACKED, (*(("epsilon", "line_ppl_non_secret") if first else ()), *SHOWN[column]), SWEEP, y=column, checks=tuple(checks), attack=("exposure", "membership"),
+        notes=(TRAINED if first else GAMES) + "The ε of sdp is about marked tokens and does not compare.",
     )  # fmt: skip
+
+
+TRAINED = (
+    "The paper draws the largest of the ten; a mean tells chance from more with fewer runs. Perplexity on lines shows how much of the corpus each model has learned: a model that knows little is at chance too. "
+    "All secrets of one value are missed together, so that a canary is missed with all its copies or with none. Dedup is a part of crt, as in the paper, and of no other method; `crt without dedup` trains on "
+    "all 20 copies, and its ε is for one. After redaction most private turns are the same few sentences around a mask, of which dedup leaves one each: crt with dedup hardly learns them. "
+)
 
 
 # Without canaries: policies of which a finding does not depend on the text around it, which a Bayesian ε takes (guarantees §3)
@@ -134,7 +143,7 @@ FIGURE_6 = Study(
     (), ("amplified",), Sweep("share missed", MISSED), y="amplified", computed=_amplified,
     checks=tuple(
         Check("below", (f"ε′ = {e:g}, as CRT counts", f"ε′ = {e:g}, the paper's noise, counted soundly"), "amplified",
-              f"the paper's count understates what its noise gives (ε′ = {e:g})") for e in (1, 2, 4)
+              f"the paper's count understates what its noise gives (ε′ = {e:g})", ours=True) for e in (1, 2, 4)
     ),
     published=({"row": "ε′ = 1", "value": 0.1, "amplified": 0.12}, {"row": "the authors' notebook", "value": 0.1, "amplified": 0.37439}),
     notes="Masking a secret is a substitution; the paper counts an added or removed record, by Rényi accounting. \"Sound\" takes the noise that a "

@@ -34,18 +34,21 @@ def _draw(result: Result, file: str, names: Sequence[str]) -> Chart | None:
     lines = {name: points for name in names if (points := _curve(result, name))}
     if not lines:
         return None
-    from ..reporting.drawing import MUTED, SERIES, draw, plain_log
+    from ..reporting.drawing import INK, MUTED, SERIES, draw, plain_log
 
-    xs = sorted({x for points in lines.values() for x, _, _ in points if x is not None})
-    if not xs:
+    places = {x for points in lines.values() for x, _, _ in points if x is not None}
+    if study.sweep is not None and not study.x:
+        places |= {value for _, value in result.keys if value is not None}  # those that another figure shows too
+    if not places:
         return None
+    xs = sorted(places)
 
     def paint(axes: Any) -> None:
         for number, (name, points) in enumerate(lines.items()):
             style = {
                 "color": SERIES[number % len(SERIES)],
                 "label": name,
-                "marker": "osD^vP"[number % 6],
+                "marker": "osD^vP"[(number + number // len(SERIES)) % 6],
                 "linestyle": "-" if number < len(SERIES) else "--",
             }
             known = [(x, y, error) for x, y, error in points if x is not None]
@@ -54,6 +57,9 @@ def _draw(result: Result, file: str, names: Sequence[str]) -> Chart | None:
                 axes.errorbar(at, means, list(zip(*ends, strict=True)), markersize=4, capsize=2, **style)
             elif xs:  # it has no place on this axis: what it came to in the end
                 axes.plot([xs[0], xs[-1]], [points[-1][1]] * 2, color=style["color"], label=name, linestyle=":")
+        stars = [one for one in study.published if y in one and "value" in one]
+        for one in stars:
+            axes.plot([one["value"]], [one[y]], linestyle="none", marker="*", markersize=11, color=INK, zorder=5, label="published" if one is stars[0] else None)  # fmt: skip
         for check in study.checks:
             if check.kind == "chance" and check.column == y:
                 axes.axhline(check.level, color=MUTED, linewidth=1, linestyle=":", label="chance")

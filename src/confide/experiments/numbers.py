@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from ..accounting.events import PoissonGaussian
 from ..accounting.ledger import read_ledger
 from ..accounting.papers import crt_bayesian_at, rdp_epsilon
 from ..accounting.setting import flags_all
+from ..attacks.statistics import clopper_pearson
 from ..errors import Contradiction
 from .jobs import ATTACKS, EPOCHS, EVALUATION, FINISHED, Bench, Job, file_digests
 from .scales import ORIGINAL, PRIVATE
 
 UNSEEN = 1 / math.log(2)  # bits: the mean exposure of a canary that was never trained on
+BOUNDS = ("epsilon", "bayesian", "amplified")  # rounded upwards, and the largest over seeds
 # Every number that a study may show, and what it is
 COLUMNS: dict[str, str] = {
     "epsilon": "sound ε",
@@ -74,7 +77,7 @@ def numbers(job: Job, bench: Bench, missed: float = 0.1) -> dict[str, Any]:
     if job.corpus == ORIGINAL and not bench.own_tokens:
         found |= _as_sdp_counts(judged["documents"], bench.sdp_tokens(job.corpus, job.split, job.tests))
     if (folder / ATTACKS).exists():
-        found |= _attacked(json.loads((folder / ATTACKS).read_text(encoding="utf-8")))
+        found |= _attacked(json.loads((folder / ATTACKS).read_text(encoding="utf-8")), job)
     return found
 
 
@@ -82,6 +85,7 @@ def epochs(job: Job, bench: Bench, missed: float = 0.1) -> list[dict[str, Any]]:
     """The same after every epoch, as far as it was judged then: utility, and ε of the steps so far."""
     folder, done = _checked(job, bench)
     about = _privacy(folder, missed)
+    whole = {name: about.pop(name) for name in (*BOUNDS, "paper_epsilon", "paper_bayesian") if name in about}
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for line in (folder / EPOCHS).read_text(encoding="utf-8").splitlines():
         one = json.loads(line)
@@ -91,8 +95,10 @@ def epochs(job: Job, bench: Bench, missed: float = 0.1) -> list[dict[str, Any]]:
             row |= about | _epsilons(folder, missed, spent)
         found[one["phase"], one["epoch"]] = row  # a resumed run may have judged an epoch twice
     rows = list(found.values())
-    if rows:
-        rows[-1] |= done.get("published", {})  # it is of all steps
+    if rows:  # of all steps: also where those of an epoch cannot be counted by themselves
+        if job.train["method"] in PRIVATE:
+            whole.setdefault("epsilon", math.inf)
+        rows[-1] |= whole | done.get("published", {})
     return rows
 
 
@@ -102,12 +108,15 @@ def _checked(job: Job, bench: Bench) -> tuple[Path, dict[str, Any]]:
     if folder is None:
         raise Contradiction(f"{job.name} is not finished")
     done = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
-    if done["key"] != job.key:
+    if done["key"] != job.key or done["job"] != json.loads(json.dumps(asdict(job))):
         raise Contradiction(f"{folder.name} holds a run of another description")
-    if done.get("files", found := file_digests(folder)) != found:
+    kept = bench.kept is not None and folder.parent == bench.kept
+    if (kept or "files" in done) and done.get("files") != file_digests(folder):
         raise Contradiction(f"{folder.name}: a file of it is not the one that the run left")
-    for split, digest in done["data"].items():
-        if bench.digest(job.corpus, split) != digest:
+    if not done.get("published", {}).keys() <= ({"redacted", "paper_epsilon"} if _as_published(job) else {"redacted"}):
+        raise Contradiction(f"{folder.name} states an ε that is not its to state")
+    for split in ("train", job.split):
+        if bench.digest(job.corpus, split) != done["data"].get(split):
             raise Contradiction(
                 f"{folder.name} was made from another {split} split of {job.corpus} than the one that lies here"
             )
@@ -120,6 +129,11 @@ def _checked(job: Job, bench: Bench) -> tuple[Path, dict[str, Any]]:
     if wrong is not None:
         raise Contradiction(f"{folder.name} holds a certificate of another run: its {wrong} is not that of the run")
     return folder, dict(done)
+
+
+def _as_published(job: Job) -> bool:
+    """Whether a run is of S-DP's own algorithm, whose published ε no ledger gives."""
+    return job.train.get("variant") == "paper"
 
 
 def of_another_run(job: Job, bench: Bench, certificate: dict[str, Any], folder: Path) -> Iterator[str]:
@@ -235,7 +249,9 @@ def _as_sdp_counts(part: dict[str, Any], tokens: int) -> dict[str, float]:
 def _utility(found: dict[str, Any], job: Job, bench: Bench) -> dict[str, Any]:
     """Perplexities from the nats and tokens that were measured; the tokens must be those of the reference that lies here."""
     if "classes" in found:
-        return {"class_accuracy": found["classes"]["accuracy"], "texts": found["classes"]["texts"]}
+        share, texts = found["classes"]["accuracy"], found["classes"]["texts"]
+        low, high = clopper_pearson(round(share * texts), texts)
+        return {"class_accuracy": share, "class_accuracy_low": low, "class_accuracy_high": high, "texts": texts}
     rows: dict[str, Any] = {"texts": found["documents"]["texts"]}
     expected = (
         None if bench.own_tokens else bench.reference_tokens(job.corpus, job.split, min(job.tests, rows["texts"]))
@@ -264,7 +280,7 @@ def _perplexity(part: dict[str, Any]) -> float | None:
         return math.inf
 
 
-def _attacked(found: dict[str, Any]) -> dict[str, Any]:
+def _attacked(found: dict[str, Any], job: Job) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     exposure = found.get("exposure", {})
     if "max" in exposure:
@@ -272,7 +288,7 @@ def _attacked(found: dict[str, Any]) -> dict[str, Any]:
         low, high = exposure["chance"]["mean_interval"]  # of as many canaries that were never trained on
         rows |= {
             "exposure_mean_low": max(0.0, exposure["mean"] - (high - UNSEEN)),
-            "exposure_mean_high": exposure["mean"] + UNSEEN - low,
+            "exposure_mean_high": min(_most_bits(job), exposure["mean"] + UNSEEN - low),
         }
     membership = found.get("membership", {})
     if "strongest" in membership:
@@ -295,6 +311,12 @@ def _attacked(found: dict[str, Any]) -> dict[str, Any]:
             }
     rows["contradictions"] = len(found.get("contradictions", ()))
     return rows
+
+
+def _most_bits(job: Job) -> float:
+    """The largest exposure there is: the bits of the space that canaries are drawn from, by default six digits."""
+    digits = re.search(r"\{digits:(\d+)\}", str(job.screen["canaries"]))
+    return math.log2(10) * int(digits[1] if digits else 6)
 
 
 def _interval(name: str, estimate: dict[str, Any]) -> dict[str, Any]:

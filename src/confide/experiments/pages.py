@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from .claims import UNMEASURED, VERDICTS, holds, shape
 from .numbers import COLUMNS
 from .results import Result, missed_on_purpose, show, swept
 from .scales import SIMULATED, SMALL
-from .study import jobs
+from .study import OURS, Study, jobs
 
 MADE_UP = (SIMULATED, SMALL)
 
@@ -52,12 +53,12 @@ def table(result: Result) -> tuple[list[str], list[list[str]]]:
     return head, lines
 
 
-def section(result: Result, figures: Sequence[str] = ()) -> str:
-    """The part of results.md about a study."""
+def section(result: Result, figures: Sequence[str] = (), like: Study | None = None) -> str:
+    """The part of results.md about a study. `like`: an earlier one of the same runs, which says how they were made."""
     study = result.study
     head, lines = table(result)
     text = [
-        f"## {study.paper}: {study.title}",
+        f"## {_heading(study)}",
         "",
         f"`confide reproduce {study.name} --scale {result.scale.name} --data data`. The paper: {study.claim}",
         "",
@@ -66,13 +67,18 @@ def section(result: Result, figures: Sequence[str] = ()) -> str:
         text += [f"![{study.title}]({figure})", ""]
     if lines:
         text += [_line(head), _line(["---"] * len(head)), *map(_line, lines), ""]
-    text += [*_about(result), *_parts(result), *_search_cost(result)]
+    if like is None:
+        text += [*_about(result), *_parts(result), *_search_cost(result)]
+    else:
+        text += [f"These are the runs of {like.paper}, where their ε, policies, noise and perplexities stand.", ""]
     found = [(check, *holds(check, result)) for check in study.checks]
     for check, good, said in found:
         if said != UNMEASURED:
             word = VERDICTS[good]
             seeds = len({row["seed"] for row in result.rows if row["row"] in check.rows})
-            text.append(f"* {check.says}: {word}{', in one seed' * (seeds == 1 and study.computed is None)} ({said}).")
+            text.append(
+                f"* {'Ours: ' if check.ours and study.paper != OURS else ''}{check.says}: {word}{', in one seed' * (seeds == 1 and study.computed is None)} ({said})."
+            )
     waiting = sum(said == UNMEASURED for _, _, said in found)
     if waiting:
         text.append(
@@ -98,24 +104,32 @@ def overview(results: Sequence[Result]) -> str:
     """A line for each study: how many of its claims hold, and how much of it is done."""
     lines = []
     for result in results:
-        verdicts = [holds(check, result)[0] for check in result.study.checks]
-        planned = len(jobs(result.study, result.scale))
+        study = result.study
+        planned = len(jobs(study, result.scale))
         first = planned // result.scale.seeds
         done = (
             [f"{first - result.first_left} of {first}", f"{planned - result.left} of {planned}"]
             if planned
             else ["computed"] * 2
         )
-        counts = [str(verdicts.count(verdict)) if verdicts else "–" for verdict in VERDICTS]
-        lines.append(_line([result.study.paper, result.study.title, *counts, *done]))
-    head = [
-        "",
-        "study",
-        *(f"claims: {word.strip('*')}" for word in VERDICTS.values()),
-        "runs of the first seed",
-        "of all seeds",
-    ]
+        counts = []
+        for ours in (False, True):
+            verdicts = [holds(check, result)[0] for check in study.checks if check.ours is ours]
+            counts.append(" / ".join(str(verdicts.count(verdict)) for verdict in VERDICTS) if verdicts else "–")
+        title = f"[{study.title}](#{_anchor(_heading(study))})" if result.rows or result.refused else study.title
+        lines.append(_line([study.paper, title, *counts, *done]))
+    words = " / ".join(word.strip("*") for word in VERDICTS.values())
+    head = ["", "study", f"the paper's claims: {words}", "ours", "runs of the first seed", "of all seeds"]
     return "\n".join([_line(head), _line(["---"] * len(head)), *lines, ""])
+
+
+def _heading(study: Study) -> str:
+    return f"{study.paper}: {study.title}"
+
+
+def _anchor(heading: str) -> str:
+    """The link that Markdown pages give a heading."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 def _about(result: Result) -> list[str]:

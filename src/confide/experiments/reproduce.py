@@ -24,7 +24,7 @@ from .results import Result, as_csv, collect, left_of
 from .scales import MULTIWOZ, ORIGINAL, SCALES, SIMULATED, SMALL, Scale
 from .study import Row, Study, jobs
 
-STUDIES: dict[str, Study] = {study.name: study for part in (crt, sdp, jft, ours) for study in part.STUDIES}
+STUDIES: dict[str, Study] = {study.name: study for part in (ours, crt, sdp, jft) for study in part.STUDIES}
 Done = Callable[[Job], object]
 
 
@@ -185,7 +185,7 @@ def _alone() -> None:
     torch.set_num_threads(1)
 
 
-def write(result: Result, folder: Path) -> dict[str, Any]:
+def write(result: Result, folder: Path, like: Study | None = None) -> dict[str, Any]:
     """A study's CSV file, its figure and its section, as files."""
     folder.mkdir(parents=True, exist_ok=True)
     name = result.study.name
@@ -194,7 +194,7 @@ def write(result: Result, folder: Path) -> dict[str, Any]:
     for chart in drawn:
         (folder / f"{chart.name}.svg").write_text(chart.svg, encoding="utf-8")
         (folder / f"{chart.name}.png").write_bytes(chart.png)
-    text = section(result, [f"results/{chart.name}.svg" for chart in drawn])
+    text = section(result, [f"results/{chart.name}.svg" for chart in drawn], like)
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
     return {
         "study": name,
@@ -222,8 +222,12 @@ def render(scale: Scale, bench: Bench, page: Path) -> list[Result]:
     for name in STUDIES:  # what earlier pages showed and this one does not
         for file in [folder / f"{name}.csv", folder / f"{name}.svg", *folder.glob(f"{name}-*.svg")]:
             file.unlink(missing_ok=True)
+    shown: list[Study] = []
     for result in measured:
-        write(result, folder)
+        study = result.study
+        like = next((one for one in shown if (one.rows, one.sweep, one.attack) == (study.rows, study.sweep, study.attack)), None)  # fmt: skip
+        write(result, folder, like)
+        shown.append(study)
     sections = [(folder / f"{result.study.name}.md").read_text(encoding="utf-8") for result in measured]
     for result in measured:
         (folder / f"{result.study.name}.md").unlink()
@@ -251,20 +255,29 @@ def _kept(page: Path) -> Path:
 INTRODUCTION = """# Results: the papers' figures and tables, and ours
 
 This page is written by `confide reproduce --scale {scale} --data data --page docs/results.md` from the folders of runs; no number on it is typed by
-hand. A run counts only if its certificate verifies and the data it was judged on are those that lie there now; the numbers of every single
+hand, but for what the papers published. A run counts only if it is the one that is described, was trained and judged on the data that lie there now, and has a certificate of its own that
+verifies (baselines without noise have none, nor has S-DP's own algorithm where no bound is proven). The numbers of every single
 run are in the CSV files of [results/](results), its ledger, certificate and measurements in [results/runs/](results/runs): `confide verify` takes
-each folder with a certificate.
+each folder with a certificate. The commands want the data sets in a folder `data` ([data.md](data.md)).
 
-**How it was measured.** Test text is raw. Perplexity (PPL) is exp(nats / number of GPT-2 tokens of that text), whatever the
-model's own vocabulary, so that rows compare; "non-secret" and "secret" are tokens outside and inside secrets, by ground truth. Every
-"sound ε" is the first finite guarantee of a run's certificate, all steps released; what it is about (whose secrets, adjacency, k, unit, sampler, δ)
-stands below each table, and its assumptions in the certificate: `confide verify RUN`.
+**Perplexity** (PPL) is exp(nats / number of GPT-2 tokens) of raw test text, whatever the model's own vocabulary, so that rows compare; "non-secret" and "secret" are tokens outside and
+inside secrets, by ground truth. "Next tokens right" is of a model's own tokens, and does not compare with published accuracies. "Share redacted" is of characters.
+
+**ε.** Every "sound ε" is the first finite guarantee of a run's certificate, all steps released; what it is about (whose secrets, adjacency, k, unit, sampler, δ)
+stands below each table, and its assumptions in the certificate. It is that of one run: a search for options costs more, and says so.
 "ε as the papers count" is an added or removed record, Rényi accounting with the old conversion: the number which S-DP would print, and no
-bound; of few steps its conversion makes more than a sound ε. "None finite" is said of noised runs of which no bound is proven. A Bayesian ε is about a secret of a kind that the policy finds, but for an independent coin of the stated probability, and that the conservative policy flags wherever it stands. ± is the standard deviation
-over seeds; brackets hold a 95 % interval of a single run, by the records it was judged on (of exposure: as wide as that of unseen canaries, which is too narrow for exposed ones). A claim holds, or does not, only where intervals that are known lie
-apart; without them the means are compared. Exposure is in bits, of 10^6 candidates: an unseen canary averages 1.44, the largest of ten 4.23. "MIA, AUC" compares records that
-were trained on with held-out ones, with a baseline that never sees the model beside it; "as CRT counts" is that paper's game, with its chance
-level beside it. "Share redacted" is of characters. The commands want the data sets in a folder `data` ([data.md](data.md)). MultiWOZ is the validation and test part of 2.1, all that could be had.
+bound; of few steps its conversion makes more than a sound ε. Beside "published" it is what that paper printed. "None finite" is said of noised runs of which no bound is proven. A Bayesian ε is about a secret of a kind that
+the policy finds, but for an independent coin of the stated probability, and that the conservative policy flags wherever it stands.
+
+**Attacks.** Exposure is in bits, of 10^6 candidates: an unseen canary averages 1.44, the largest of ten 4.23, of nine 4.08. "MIA, AUC" compares records that
+were trained on with held-out ones, with a baseline that never sees the model beside it; "as CRT counts" and "as S-DP counts" are the papers' games, with their chance
+levels beside them.
+
+**Verdicts.** ± is the standard deviation over seeds. Brackets hold a 95 % interval: of three seeds Student's, of fewer that of the runs themselves, by the records they were judged on (of exposure as wide as that of
+unseen canaries, which for exposed ones is too narrow). What has no interval, such as a perplexity of one seed, is taken as known to 2.5 %, which is a convention and not a measurement. A claim holds, or does not, only where what both sides may be
+lies apart; else it is open. "At chance" holds where an interval reaches down to chance and ends near it, as stated. A claim of a paper is one that its own numbers or words make; those that we add are counted apart.
+
+**Data.** MultiWOZ is the validation and test part of 2.1, all that could be had.
 CustomerSim's own policy is the labeller that the ground truth comes from, so that it finds every secret of its kinds, unless it is
 made to miss a share of them.
 """

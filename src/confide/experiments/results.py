@@ -15,12 +15,11 @@ from typing import Any
 from ..accounting.guarantees import up
 from ..errors import ConfideError
 from .jobs import FINISHED, Bench
-from .numbers import epochs, events_of, numbers
+from .numbers import BOUNDS, epochs, events_of, numbers
 from .scales import Scale
 from .study import Planned, Study, jobs
 
 FEWEST = 3  # seeds that give an interval
-BOUNDS = ("epsilon", "bayesian", "amplified")  # rounded upwards, and the largest over seeds
 Key = tuple[str, float | None]  # a row's name, and the value of the sweep
 
 
@@ -30,7 +29,7 @@ class Point:
 
     mean: float
     deviation: float
-    number: int
+    number: int  # of runs; 0: it is published
     interval: tuple[float, float] | None = None
 
 
@@ -69,7 +68,7 @@ class Result:
 
     def published(self, row: str, column: str) -> Point | None:
         found = next((one[column] for one in self.study.published if one["row"] == row and column in one), None)
-        return None if found is None else Point(float(found), 0.0, 1)
+        return None if found is None else Point(float(found), 0.0, 0)
 
     @property
     def keys(self) -> list[Key]:

@@ -13,6 +13,8 @@ from typing import Any
 from .jobs import UNTRAINED, Job
 from .scales import ATTACKED, Scale
 
+OURS = "Ours"  # in place of a paper's figure or table
+
 
 @dataclass(frozen=True)
 class Row:
@@ -46,10 +48,10 @@ class Sweep:
 class Check:
     """A claim about the shape of a figure, to be held against what was measured.
 
-    `kind`: "below" (the first row lies below the second, at every value), "rises" or "falls" (from the first value to the last),
-    "chance" (the row's interval reaches down to `level`, at every value), "paper chance" (the same of a paper's own game, by its own
-    upper limit), "under" (the row lies below `level`), "within" (the first row is at most `level` times the second), "exceeds" (the
-    first row lies above the second by at least `level`). Where both intervals are known and overlap, a claim is open.
+    `kind`: "below" (the first row lies below the second, at every value), "rises" or "falls" (from the first value to the last), "over"
+    (the row lies above `level` at the last value), "under" (it lies below `level`, at every value), "chance" (it lies above `level` at no
+    value, and below `level` + `margin` at all), "paper chance" (the same of a paper's own game, by its own upper limit), "within" (the
+    first row is at most `level` times the second), "exceeds" (the first row lies above the second by at least `level`).
     """
 
     kind: str
@@ -57,6 +59,8 @@ class Check:
     column: str
     says: str
     level: float = 0.0
+    margin: float = 0.0
+    ours: bool = False  # a claim, or an aim, that is not the paper's
 
 
 @dataclass(frozen=True)

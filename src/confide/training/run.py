@@ -82,6 +82,8 @@ def finish(prepared: Prepared) -> Run:
     def write_all() -> None:
         folder, options = prepared.folder, prepared.plan.options
         best = folder / "best"
+        for left in folder.glob("*.replaced"):  # by a power cut: what was removed last may be there again
+            shutil.rmtree(left, ignore_errors=True)
         if prepared.resumed and _whole(prepared):
             pass  # it ended before, and whatever has been laid beside the weights since then stays
         elif options.keep == "best" and best.exists():
