@@ -103,6 +103,8 @@ def test_the_template_of_a_chat_model_is_used(tmp_path, tokenizer):
         ({"max_new_tokens": 0}, "--max-new-tokens"),
         ({"temperature": 0.0}, "--greedy"),
         ({"temperature": float("nan")}, "--temperature"),
+        ({"temperature": 1e-40}, "--temperature must be at least 1e-06"),
+        ({"num_return_sequences": 10**8}, "--number must be from 1 to 1,000"),
         ({"top_k": 0}, "--top-k"),
         ({"top_p": 1.5}, "--top-p"),
         ({"num_return_sequences": 0}, "--number"),

@@ -238,7 +238,8 @@ def _main(arguments: list[str] | None) -> None:
     leads = os.environ.get("RANK", "0") == "0"  # of several processes one speaks, if all have the same to say
     if code and message and (leads or code == 1):
         line = " ".join(message.split())
-        line = line if len(line) < LONGEST else f"{line[:LONGEST]} …"
+        if len(line) > LONGEST:  # a long name, most often: what to do about it stands at the end
+            line = f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"
         if "--json" in arguments and leads:
             reply({"error": line, "exit_code": code, **more})
         echo(f"confide: {line}", err=True)

@@ -9,6 +9,8 @@ from typing import Any
 from .errors import BadInput, ConfideError
 
 Stream = Callable[[str], None]
+COLDEST = 1e-6  # below it scores that are divided by the temperature overflow
+MOST_TEXTS = 1_000
 
 
 def generate(
@@ -78,16 +80,18 @@ def check_options(
     """Refuse choices that cannot be, by the names that they have on the command line."""
     if max_new_tokens < 1:
         raise BadInput(f"--max-new-tokens must be at least 1, got {max_new_tokens}")
-    if not 0 < temperature < float("inf"):
+    if not COLDEST <= temperature < float("inf"):
         raise BadInput(
-            f"--temperature must be above 0 and finite, got {temperature}; for the likeliest text take --greedy"
+            f"--temperature must be at least {COLDEST:g} and finite, got {temperature}; for the likeliest text take --greedy"
         )
     if top_k is not None and top_k < 1:
         raise BadInput(f"--top-k must be at least 1, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
         raise BadInput(f"--top-p must be above 0 and at most 1, got {top_p}")
-    if sequences < 1:
-        raise BadInput(f"--number must be at least 1, got {sequences}")
+    if not 1 <= sequences <= MOST_TEXTS:
+        raise BadInput(
+            f"--number must be from 1 to {MOST_TEXTS:,}, got {sequences}; they are made side by side: call it again for more"
+        )
     if sequences > 1 and greedy:
         raise BadInput("--greedy text is always the same: leave --number at 1, or leave out --greedy")
     if sequences > 1 and stream is not None:

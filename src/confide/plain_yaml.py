@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from .errors import BadInput
+from .rundir import read_file
 
 LARGEST = 1 << 20  # bytes
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
@@ -31,9 +32,7 @@ class _Loader(yaml.SafeLoader):
 def read_yaml(path: Path, what: str, largest: int = LARGEST) -> Any:
     """What a file says; anything that is not plain YAML is refused, with the line."""
     try:
-        if path.stat().st_size > largest:
-            raise BadInput(f"{path}: {what} has at most {largest >> 20} MB")
-        return _plain(yaml.load(path.read_text("utf-8"), _Loader))
+        return _plain(yaml.load(read_file(path, largest).decode(), _Loader))
     except OSError as error:
         raise BadInput(f"cannot read {what} {path}: {error.strerror}; name a file that can be read") from None
     except BadInput:

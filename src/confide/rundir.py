@@ -9,6 +9,7 @@ import hashlib
 import os
 import resource
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,17 @@ def owner_only() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_CORE, dump)
 
 
+def read_file(path: Path, largest: int = 1 << 30) -> bytes:
+    """What a file holds. A pipe or a device may have no end, and neither is read: that is an `OSError` as if the system had said it."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "it is not a file", str(path))
+        if about.st_size > largest:
+            raise OSError(errno.EFBIG, f"it has more than {largest >> 20:,} MB", str(path))
+        return file.read(largest)
+
+
 def make_folder(folder: Path, mode: int = 0o777) -> None:
     """Create a folder, and those above it, where they are missing; their names are on disk when this returns."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -55,7 +67,7 @@ class Lock:
     def __init__(self, folder: Path, name: str = LOCK) -> None:
         """Raise `BadInput` if another process holds the folder."""
         try:
-            self._file = open(os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600), "w")  # noqa: SIM115
+            self._file = open(os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w")  # noqa: SIM115
         except OSError as error:
             raise ConfideError(
                 f"cannot write in {folder}: {error.strerror}; make room or make it writable, and run the command again"

@@ -65,6 +65,8 @@ def sources(corpus: Sequence[str]) -> list[File]:
 def _resolve(item: str) -> tuple[Any, list[str]]:
     """The file system of a corpus item and the files that it stands for."""
     shown = re.sub(r"//[^/@]*@", "//", item)  # without a password
+    if not item:
+        raise BadInput("a corpus has no name; name a file, a folder or a pattern (. is this folder)")
     try:
         filesystem, path = fsspec.core.url_to_fs(item)
         if filesystem.isfile(path):
@@ -79,6 +81,10 @@ def _resolve(item: str) -> tuple[Any, list[str]]:
         raise BadInput(f"{shown}: its protocol needs a package that is not installed ({error})") from None
     except Exception as error:  # file systems raise what they like
         raise BadInput(f"{shown} cannot be read: {cause(error)}") from None
+    if not paths and os.path.exists(path) and not os.path.isdir(path) and not os.path.isfile(path):
+        raise BadInput(
+            f"{shown} is neither a file nor a folder: what a pipe or a device holds has to be written to a file first"
+        )
     if not paths and os.path.exists(path) and not os.access(path, os.R_OK | os.X_OK):
         raise BadInput(f"{shown} cannot be read: permission denied; make it readable, or name another corpus")
     if not paths:

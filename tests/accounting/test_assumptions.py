@@ -79,6 +79,7 @@ def test_only_the_class_flagged_by_construction_counts_in_a_review(setting):
 
 
 MISSED = "A secret that no policy flags is trained on without noise"
+WHOLE = "A secret in a record that no policy flags as a whole is trained on without noise"
 FIRST_PHASE = "A secret that phase 1's redaction misses is trained on without noise"
 LINE = "A secret in a line that no policy flags was in the initial weights without noise"
 TOKENS = "Tokens that the policy misses have no guarantee at all"
@@ -90,7 +91,7 @@ TOKENS = "Tokens that the policy misses have no guarantee at all"
         ({}, []),
         ({"conservative": "scores"}, [MISSED]),
         ({"method": "dpsgd", "conservative": "scores"}, []),
-        ({"weights": "unflagged-lines", "conservative": "scores"}, [MISSED, LINE]),
+        ({"weights": "unflagged-lines", "conservative": "scores"}, [WHOLE, LINE]),
         ({"method": "jft"}, [FIRST_PHASE]),
         ({"method": "jft", "jft_phase1": "hand-screened"}, [FIRST_PHASE]),
         ({"method": "jft", "jft_phase1": "noised"}, []),

@@ -203,10 +203,17 @@ def test_missed_secrets_that_became_public_must_be_counted(ledger):
 
 
 def test_weights_from_unflagged_lines_limit_whose_secrets_and_take_no_evidence(ledger):
-    """A secret that both policies miss in its line is in the weights without noise, even where every record is private."""
+    """A secret that both policies miss in its line is in the weights without noise, even where every record is private; and where they find it
+    in its line alone, they may miss it beside the line before: then its record is public to crt."""
     flagged = {"weights": "unflagged-lines", "conservative": "digits"}
     certificate = issue(ledger(**flagged), DELTA)
-    assert "inside a line that, looked at alone" in guarantee(certificate, "per-secret")["sentence"]
+    sentence = guarantee(certificate, "per-secret")["sentence"]
+    assert (
+        "inside a line that, looked at alone, the policy or the conservative policy flags, of a record that one of them flags as a whole"
+        in sentence
+    )
+    private = guarantee(issue(ledger(name="e", method="dpsgd", **flagged), DELTA), "per-secret")["sentence"]
+    assert "policy flags: for each" in private  # every record is private to dpsgd, whatever is flagged
     assert "the lines that neither the policy nor the conservative policy" in assumption(certificate, "start")
     assert any("A secret in a line that no policy flags" in text for text in certificate["not_promised"])
     with pytest.raises(Refused, match="counts what becomes public by records"):
@@ -318,6 +325,17 @@ REFUSALS = {
     "Rényi": {"accountant": "rdp"},
     "without noise": {"method": "redacted"},
     "equal mask pattern": {"method": "sdp", "mask_records": "drop"},
+    "may lose its gradient and another gain one": {
+        "mask_records": "drop",
+        "dedup": "exact",
+        "units_per_record": "several",
+    },
+    "policies that look at whole documents": {
+        "dedup": "exact",
+        "order": "dedup-redact",
+        "group_records": 2,
+        "conservative": "everything",
+    },
     "sampled as 'shuffled'": {"sampler": "shuffled"},
     "sampled as 'fixed-size'": {"sampler": "fixed-size"},
 }
@@ -327,6 +345,13 @@ REFUSALS = {
 def test_each_unsound_setting_is_refused_with_its_own_reason(ledger, reason):
     with pytest.raises(Refused, match=reason):
         issue(ledger(**REFUSALS[reason]), DELTA)
+
+
+def test_a_ledger_of_endless_kinds_of_steps_is_refused_before_they_are_computed(ledger):
+    """Each kind takes a curve of its own: thousands of them would keep whoever verifies for hours."""
+    many = [("train", PoissonGaussian(0.01, 1 + n / 1000, 1)) for n in range(101)]
+    with pytest.raises(Refused, match="101 kinds of steps"):
+        issue(ledger(*many), DELTA)
 
 
 def test_noiseless_steps_are_refused_outside_jft(ledger):

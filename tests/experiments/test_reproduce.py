@@ -523,7 +523,7 @@ def test_a_run_may_start_from_a_model_of_the_public_lines(bench):
     assert bench.finished(one.job.start) is not None
     result = collect(study, SMOKE, bench)
     assert result.rows[0]["epsilon"] <= 2.74
-    assert "per-secret (secrets in flagged lines)" in section(result)
+    assert "per-secret (secrets in flagged lines of flagged records)" in section(result)
     assert "the initial weights are from unflagged lines of the same dialogues" in section(result)
     certificate = json.loads((bench.run(one.job) / "certificate.json").read_text())
     said = {part["id"]: part["text"] for part in certificate["assumptions"]}

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,14 +18,17 @@ import pytest
 import yaml
 
 from confide import config, readers, records
+from confide.accounting import read_ledger, verify
 from confide.cli import main
 from confide.commands.shell import reply
-from confide.errors import BadInput, printable
-from confide.plain_yaml import run_config
+from confide.errors import BadInput, ConfideError, printable
+from confide.plain_yaml import read_yaml, run_config
 from confide.policies import compose, load
 from confide.policies.base import Finding
 from confide.screening import Options, screen
 from confide.sources import sources
+from confide.training import byhand
+from confide.training.evidence import read_review
 from confide.training.options import Options as TrainingOptions
 from confide.training.provenance import refuse_own_weights
 
@@ -208,7 +212,7 @@ def test_yaml_makes_no_objects_and_does_not_unfold(tmp_path, monkeypatch, reads,
         reads(path)
     assert not (tmp_path / "ran").exists()
     path.write_text("a: " + "x" * (2 << 20))
-    with pytest.raises(BadInput, match="at most 1 MB"):
+    with pytest.raises(BadInput, match="more than 1 MB"):
         reads(path)
 
 
@@ -373,3 +377,25 @@ def test_a_pipe_is_not_waited_for(tmp_path):
         sources([str(tmp_path / "d")])
     with pytest.raises(BadInput, match="is a file, and this is none"):
         load(f"known:{tmp_path / 'd' / 'f.jsonl'}")
+    with pytest.raises(BadInput, match="neither a file nor a folder: what a pipe or a device holds"):
+        sources([str(tmp_path / "d" / "f.jsonl")])
+    with pytest.raises(BadInput, match="a corpus has no name"):
+        sources([""])
+
+
+@pytest.mark.parametrize("endless", ["pipe", "device"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda path: load(f"allowlist:{path}"), lambda path: read_yaml(path, "the configuration"), verify, read_ledger, byhand.read,
+        lambda path: read_review(path, None),
+    ],
+    ids=["allowlist", "yaml", "certificate", "ledger", "by hand", "review"],
+)  # fmt: skip
+def test_what_has_no_end_is_not_read(tmp_path, read, endless):
+    path = Path("/dev/zero")
+    if endless == "pipe":
+        path = tmp_path / "pipe"
+        os.mkfifo(path)
+    with pytest.raises(ConfideError, match="it is not a file"):
+        read(path)

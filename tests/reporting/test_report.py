@@ -11,7 +11,7 @@ import pytest
 
 from confide.accounting import verify
 from confide.accounting.guarantees import up
-from confide.errors import BadInput
+from confide.errors import BadInput, ConfideError
 from confide.reporting import report
 from confide.reporting.sharing import without_paths
 
@@ -125,6 +125,33 @@ def test_figures_are_files_too(page):
     assert {"flow.svg", "flow.png", "coins.svg", "membership.png"} <= found
     assert len(found) == 22
     assert (page.parent / "figures" / "flow.svg").read_text().startswith("<?xml")
+
+
+def test_a_run_folder_from_a_stranger_reaches_nothing_outside_of_itself(tmp_path, make, undrawn):
+    """Links in it that stand where the report writes: none is followed."""
+    run, mine = make(tmp_path / "run"), tmp_path / "mine"
+    mine.mkdir()
+    for name in ("holiday.png", "bashrc"):
+        (mine / name).write_text("mine")
+    (run / "model" / "README.md.new").symlink_to(mine / "bashrc")
+    report(run)
+    assert "mine" not in (run / "model" / "README.md").read_text()
+    shutil.rmtree(run / "figures")
+    (run / "figures").symlink_to(mine)
+    with pytest.raises(ConfideError, match="figures is a link, which is never followed"):
+        report(run)
+    (run / "figures").unlink()
+    (run / ".lock").unlink(missing_ok=True)
+    (run / ".lock").symlink_to(tmp_path / "made-elsewhere")
+    with pytest.raises(ConfideError):
+        report(run)
+    assert not (tmp_path / "made-elsewhere").exists()
+    assert {path.name: path.read_text() for path in mine.iterdir()} == {"holiday.png": "mine", "bashrc": "mine"}
+
+
+def test_names_cannot_paint_whoever_prints_the_page(tmp_path, make):
+    page = report(make(tmp_path / "run\x1b[31m", model="m\x1b]0;x\x07"))
+    assert not set(page.read_text(encoding="utf-8")) & {"\x1b", "\x07"}
 
 
 def test_a_hostile_corpus_changes_nothing(page, read, nasty):

@@ -106,6 +106,21 @@ def test_an_existing_folder_is_never_overwritten(screened, cli, tmp_path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine"]
 
 
+@pytest.mark.parametrize("way", ["a folder of someone's", "a link"])
+def test_what_lies_where_a_start_works_is_never_emptied_unless_a_start_left_it(screened, small, tmp_path, way):
+    mine = tmp_path / "mine"
+    (mine / "thesis").mkdir(parents=True)
+    (mine / "thesis" / "a.txt").write_text("precious")
+    draft = tmp_path / ".run.partial"
+    if way == "a link":
+        draft.symlink_to(mine)
+    else:
+        mine.rename(draft)
+    with pytest.raises(BadInput, match=r"\.run\.partial is nothing that a start of a run left"):
+        train_plan(make_plan(screened, **small(epochs=1)), tmp_path / "run")
+    assert (draft / "thesis" / "a.txt").read_text() == "precious"
+
+
 def test_nothing_to_resume(cli, tmp_path):
     code, _, err = cli("train", "--resume", "-o", tmp_path / "run")
     assert code == 2

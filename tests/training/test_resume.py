@@ -192,6 +192,21 @@ def test_a_finished_run_that_is_resumed_stays_as_it_is(copied, finished):
     assert run.certificate == finished.certificate
 
 
+def test_tokens_with_filled_masks_cannot_be_made_again_and_nobody_is_told_to_remove_them(
+    screened, small, tmp_path, monkeypatch
+):
+    made = make_plan(screened, **small(epochs=2, checkpoint_every=1, fill_masks=True))
+    with monkeypatch.context() as patch:
+        stop_before(patch, "private_step", 3)
+        with pytest.raises(KeyboardInterrupt):
+            train_plan(made, tmp_path / "run")
+    tokens = next((tmp_path / "run" / "screened").glob("*/ids.bin"))
+    tokens.write_bytes(tokens.read_bytes()[:-1])
+    with pytest.raises(BadInput, match=r"cannot be made again.* from a backup, or start a new run") as told:
+        train_plan(plan_of(tmp_path / "run"), tmp_path / "run", resume=True)
+    assert "remove" not in str(told.value)
+
+
 @pytest.mark.parametrize("interrupted", [0, 1])
 def test_both_phases_of_jft_can_be_resumed(screened, small, tmp_path, monkeypatch, interrupted):
     made = make_plan(screened, **small(method="jft", epochs=1, checkpoint_every=2, reserve=1))

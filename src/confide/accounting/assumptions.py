@@ -14,7 +14,7 @@ _SAMPLERS = {
 }
 _STARTS = {
     "outside": "The initial weights and the vocabulary were made without the private records.",
-    "unflagged-lines": "The vocabulary was made without the private records, and the initial weights from nothing of them but the lines that neither "
+    "unflagged-lines": "The initial weights and the vocabulary were made from nothing of the private records but the lines that neither "
     "the policy nor the conservative policy of this certificate flags when it looks at a line alone, with a constant in place of every other line; a secret lies inside one line, and the line "
     "stays flagged when <MASK> stands in the secret's place.",
 }
@@ -117,7 +117,10 @@ def not_promised(setting: Setting) -> list[str]:
             0, "A secret in a line that no policy flags was in the initial weights without noise and has no guarantee."
         )
     if setting.conservative != "everything" and setting.method == "crt":
-        found.insert(0, "A secret that no policy flags is trained on without noise and has no guarantee.")
+        which = (
+            "that no policy flags" if setting.weights == "outside" else "in a record that no policy flags as a whole"
+        )
+        found.insert(0, f"A secret {which} is trained on without noise and has no guarantee.")
     if setting.method == "jft" and setting.jft_phase1 != "noised":
         found.insert(0, "A secret that phase 1's redaction misses is trained on without noise and has no guarantee.")
     return found

@@ -30,6 +30,7 @@ from .selection import SELECTION_ACCOUNTANT, SelectionCurve
 from .setting import Setting, refuse_unsound
 
 VERSION = 1
+MOST_KINDS = 100  # of steps in one ledger: a run has one or two, a search one for each of its noises
 TRADE_OFF = (1e-4, 1e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 EXPOSURE_SPACE = 10**6
 
@@ -101,6 +102,10 @@ def _refuse_ledger(accounts: Accounts) -> None:
     if not steps:
         raise Refused(
             "no certificate: the ledger holds no step, so that nothing was trained; let the run take its steps first"
+        )
+    if len(steps) > MOST_KINDS:
+        raise Refused(
+            f"no certificate: the ledger holds {len(steps):,} kinds of steps, and each takes a curve of its own; at most {MOST_KINDS} are computed"
         )
     if setting.method == "jft" and not set(ledger.phases) <= {"phase1", "phase2"}:
         raise Refused("no certificate: a jft ledger has the phases 'phase1' and 'phase2' only")

@@ -158,7 +158,9 @@ def _whose(accounts: Accounts) -> str:
     if accounts.conditional:
         return "secrets that phase 1's redaction caught, treating the record alike with and without them"
     if setting.weights == "unflagged-lines":
-        return "secrets inside a line that, looked at alone, the policy or the conservative policy flags"
+        line = "secrets inside a line that, looked at alone, the policy or the conservative policy flags"
+        whole = setting.method != "crt"  # a policy may flag a line, and not the record that it stands in
+        return line if whole else f"{line}, of a record that one of them flags as a whole"
     if setting.method != "crt" or setting.conservative == "everything":
         return "all secrets (every record is private)"
     if setting.recall_class is not None:

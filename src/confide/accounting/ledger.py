@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadInput, ConfideError, Contradiction, Refused
-from ..rundir import sync_folder
+from ..rundir import read_file, sync_folder
 from .events import Event, Selection, Step, flatten, from_plain, to_plain, with_count
 
 VERSION = 1
@@ -117,7 +117,7 @@ def head_at(path: str | Path, length: int) -> str:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise BadInput(f"cannot read the ledger {path}: {error.strerror}; bring it back from a backup") from None
 

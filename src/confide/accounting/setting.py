@@ -248,6 +248,15 @@ _REFUSALS: tuple[tuple[Callable[[Setting], bool], str], ...] = (
         "records between the parts; make every record private, or redact first",
     ),
     (
+        lambda s: s.dedup != "off" and s.order == "dedup-redact" and s.group_records > 1,
+        "for dedup before redact nothing is proven of policies that look at whole documents; leave dedup off, or redact first",
+    ),
+    (
+        lambda s: s.mask_records == "drop" and s.k_missed > 1,
+        "where masking one secret changes several records, one may lose its gradient and another gain one, which the curve of dropped "
+        "records does not cover; train on masked records too, or let one record change (dedup of whole records, policies that look at one)",
+    ),
+    (
         lambda s: s.k_missed > MOST_RECORDS,
         f"masking one secret may change more than {MOST_RECORDS} records, for which no useful bound exists; use a policy that "
         "looks at one record at a time, or whole documents as records",

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import BadInput, Contradiction, Refused
 from ..plain_yaml import CONFIG, run_config
-from ..rundir import model_files
+from ..rundir import model_files, read_file
 from .agreement import disagreements
 from .certificate import VERSION, evidence_from_plain, issue
 from .events import check_number, short
@@ -58,7 +58,8 @@ def verify(path: str | Path, ledger_path: str | Path | None = None) -> Verified:
     ledger_path = Path(ledger_path or path.with_name("ledger.jsonl"))
     if ledger_path.is_file() and ledger_path.stat().st_size == 0:
         raise Contradiction(f"the ledger {ledger_path} is empty: its entries were cut off")
-    ledger = read_ledger(ledger_path)
+    with _named(ledger_path):
+        ledger = read_ledger(ledger_path)
     if chain["length"] != ledger.length:
         what = "entries were cut off" if ledger.length < chain["length"] else "entries were added later"
         stated_length = short(chain["length"])
@@ -71,9 +72,9 @@ def verify(path: str | Path, ledger_path: str | Path | None = None) -> Verified:
         )
     delta = stated.get("delta")
     check_number(f"{path}: delta", delta, 0, 1)
-    evidence = _evidence(stated, path)
     try:
-        rebuilt = issue(ledger, float(delta), evidence)  # type: ignore[arg-type]
+        with _named(path):
+            rebuilt = issue(ledger, float(delta), _evidence(stated, path))  # type: ignore[arg-type]
     except Refused as error:
         raise Contradiction(f"the certificate does not hold: {error} ({path})") from None
     wrong = list(differences(stated, rebuilt))
@@ -88,6 +89,17 @@ def verify(path: str | Path, ledger_path: str | Path | None = None) -> Verified:
     if folder is not None and here:
         _refuse_other_model(folder / "model", ledger)
     return Verified(rebuilt, _count_numbers(rebuilt), ledger.length, here)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Where what is wrong stands, if the refusal does not say it itself."""
+    try:
+        yield
+    except BadInput as error:
+        if str(path) in str(error):
+            raise
+        raise BadInput(f"{path}: {error}") from None
 
 
 def _refuse_other_model(model: Path, ledger: Ledger) -> None:
@@ -122,7 +134,7 @@ def load(path: str | Path) -> dict[str, Any]:
     """Read a certificate file; refuse what is not one, or was written by a newer confide."""
     path = Path(path)
     try:
-        stated = json.loads(path.read_bytes(), object_pairs_hook=_without_doubles)
+        stated = json.loads(read_file(path), object_pairs_hook=_without_doubles)
     except OSError as error:
         raise BadInput(
             f"cannot read the certificate {path}: {error.strerror}; name a run of `confide train`, or its certificate.json"

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import UNREADABLE, BadInput, ConfideError, Contradiction
-from ..rundir import write_private
+from ..rundir import read_file, write_private
 from ..terminal import inert, say
 from ..wording import epsilon
 from .lines import NOT_READ, lines
@@ -32,7 +32,7 @@ def write_attacks(path: Path, found: dict[str, Any]) -> None:
 def read_attacks(path: Path) -> dict[str, Any]:
     """What a file holds, if all of it can be shown."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_file(path))
         known = found["confide_attacks"] == 1 and all(isinstance(one, str) for one in found["contradictions"])
         if known and not any(why == NOT_READ for _, why in lines(found)[1]):
             show_attacks(Console(quiet=True), found)

@@ -183,7 +183,7 @@ def _whose(setting: dict[str, Any], guarantee: str) -> str:
     if guarantee != "per-secret":
         return {"selective": "marked tokens", "caught-secret": "secrets that phase 1 caught"}[guarantee]
     if setting.get("weights", "outside") != "outside":
-        return "secrets in flagged lines"
+        return "secrets in flagged lines" + (" of flagged records" if setting["method"] == "crt" else "")
     if setting["method"] != "crt" or setting["conservative"] == "everything":
         return "all secrets"
     return str(setting["recall_class"] or "flagged secrets")

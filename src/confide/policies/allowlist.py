@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from ..errors import BadInput
+from ..rundir import read_file
 from .base import Finding, Policy, register
 
 _PIECE = re.compile(r"([^\W\d_]+)|[^\s.,;:!?'’\"“”()…–—-]")
@@ -51,7 +52,7 @@ class Allowlist(Policy):
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text("utf-8-sig")
+        return read_file(path).decode("utf-8-sig")
     except (OSError, ValueError) as error:  # a name with a NUL is a ValueError, too
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise BadInput(f"cannot read the word list {path}: {reason}; name a text file with one word a line") from None

@@ -11,6 +11,7 @@ import yaml
 from ..accounting.guarantees import down
 from ..attacks.lines import audits, lines
 from ..errors import ConfideError, printable
+from ..rundir import write_private
 from ..wording import METHODS, SELECTIVE, TITLES, epsilon, small, utility
 from .gather import Found
 
@@ -26,9 +27,7 @@ def write_card(folder: Path, found: Found) -> Path | None:
         return None
     path = folder / "model" / "README.md"
     try:
-        draft = path.with_name(f"{path.name}.new")
-        draft.write_text(card(found), encoding="utf-8")
-        draft.replace(path)
+        write_private(path, card(found))
     except OSError as error:
         raise ConfideError(
             f"cannot write {path}: {error.strerror}; make room or make it writable, and run the command again"

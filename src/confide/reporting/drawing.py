@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfideError
+from ..errors import ConfideError, printable
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -69,7 +69,7 @@ def draw(
         vector, pixels = io.StringIO(), io.BytesIO()
         figure.savefig(vector, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
         figure.savefig(pixels, format="png", dpi=DOTS_PER_INCH, facecolor=PAPER)
-    svg = _bare(vector.getvalue(), name)
+    svg, title, alt = map(printable, (_bare(vector.getvalue(), name), title, alt))
     cells = tuple(tuple(map(str, row)) for row in rows)
     return Chart(name, title, caption, alt, tuple(columns), cells, _inline(svg, alt), _file(svg), pixels.getvalue())
 

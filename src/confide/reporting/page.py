@@ -221,13 +221,15 @@ def _write(path: Path, text: str) -> Path:
 
 def _write_figures(folder: Path, drawn: Mapping[str, Chart]) -> None:
     try:
+        if folder.is_symlink():
+            raise ConfideError(f"{folder} is a link, which is never followed; remove it, and run the command again")
         folder.mkdir(mode=0o700, exist_ok=True)
         for old in [*folder.glob("*.svg"), *folder.glob("*.png")]:
             old.unlink()
         for name, chart in drawn.items():
             for kind, content in (("svg", chart.svg.encode()), ("png", chart.png)):
                 with os.fdopen(
-                    os.open(folder / f"{name}.{kind}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb"
+                    os.open(folder / f"{name}.{kind}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
                 ) as file:
                     file.write(content)
     except OSError as error:

@@ -14,6 +14,7 @@ from ..accounting.missrate import states_its_counts
 from ..attacks.lines import PARTS
 from ..errors import UNREADABLE, BadInput, ConfideError
 from ..plain_yaml import CONFIG, run_config
+from ..rundir import read_file
 
 NUMBER = (int, float)
 
@@ -139,7 +140,7 @@ def read_validations(path: Path, options: Mapping[str, Any]) -> tuple[dict[str, 
     """The lines of the telemetry that hold a validation or an ε; torn or damaged lines are left out."""
     if not path.is_file():
         return ()
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = read_file(path).decode("utf-8", errors="replace")
     causal = options.get("task", "causal") == "causal"
     found = []
     for line in text[: text.rfind("\n") + 1].splitlines():
@@ -159,7 +160,7 @@ def read_validations(path: Path, options: Mapping[str, Any]) -> tuple[dict[str, 
 
 def _json(path: Path, remedy: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_file(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError):

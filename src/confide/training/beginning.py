@@ -94,6 +94,10 @@ def _draft(prepared: Prepared, kind: str) -> Lock:
     """Make a new run under another name, and give it its own when everything is on disk. Out: its lock, which goes with it."""
     folder = prepared.folder
     draft = folder.with_name(f".{folder.name}.partial")
+    if draft.is_symlink() or (draft.exists() and not _left_by_a_start(draft)):
+        raise BadInput(
+            f"{draft} is nothing that a start of a run left, and is in the way; move it, or name another folder with -o"
+        )
     lock = None
     try:
         make_folder(draft, 0o700)
@@ -116,6 +120,16 @@ def _draft(prepared: Prepared, kind: str) -> Lock:
             f"cannot write {folder}: {error.strerror or error}; nothing was trained. Make room or name another folder with -o"
         ) from None
     return lock
+
+
+def _left_by_a_start(draft: Path) -> bool:
+    """Whether a folder holds nothing but what `_begin` writes: only then may it be emptied."""
+    if not draft.is_dir() or draft.stat().st_uid != os.getuid():
+        return False
+    found = {path.name for path in draft.iterdir()}
+    return not found or (
+        LOCK in found and found <= {LOCK, CONFIG, CHECKPOINTS, LEDGER, "review.json", "review.json.new"}
+    )
 
 
 def _refuse_another_run(prepared: Prepared) -> None:

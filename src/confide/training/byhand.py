@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from ..errors import BadInput
+from ..rundir import read_file
 from .encoding import Example
 
 
@@ -13,7 +14,7 @@ def read(file: str) -> list[Example]:
     """The texts of a file of JSON lines with `text`, in which `<MASK>` stands for what was taken out; `label` if it has one."""
     examples = []
     try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
+        lines = read_file(Path(file)).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(
             f"cannot read {file}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}; `confide review --export FILE` makes one"

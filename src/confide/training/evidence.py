@@ -9,6 +9,7 @@ from typing import Any
 from ..accounting import Review
 from ..accounting.missrate import states_its_counts
 from ..errors import BadInput, Refused
+from ..rundir import read_file
 from ..screening import Screened
 
 FILE = "review.sqlite"
@@ -51,7 +52,7 @@ def read_review(path: str | Path, screened: Screened) -> Review:
 
 def _read(path: Path) -> tuple[Review, dict[str, Any]]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_file(path))
         if found["confide_review"] == 1 and "begun" not in found:
             raise BadInput(f"an older confide wrote it, which counted otherwise; {AGAIN}")
         plain = {name: found[name] for name in ("cap", "confidence", "begun", "nonce")}

@@ -138,8 +138,17 @@ class Prepared:
                 f"{folder} is gone: what stands for the masks while {self.folder} is trained was drawn when it began; bring it back from a backup, "
                 "or start a new run"
             )
-        processes.shared(lambda: tokenise(self.plan.screened, source, encoder, folder, self.tick).folder)
-        return TokenFile.open(folder)
+        there = folder.exists()
+        try:
+            processes.shared(lambda: tokenise(self.plan.screened, source, encoder, folder, self.tick).folder)
+            return TokenFile.open(folder)
+        except BadInput:
+            if not (there and encoder.fillings and self.resumed and self._begun):
+                raise
+            raise BadInput(
+                f"the tokens in {folder} are damaged or truncated, and cannot be made again: what stands for the masks in them was drawn when "
+                f"{self.folder} began; bring the folder back from a backup, or start a new run"
+            ) from None
 
     @property
     def _begun(self) -> bool:

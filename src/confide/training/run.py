@@ -16,7 +16,7 @@ from ..errors import ConfideError
 from ..models import check_sums, load_trained, save
 from ..models.loading import SUMS
 from ..plain_yaml import run_config
-from ..rundir import model_files, swap_in, sync_tree
+from ..rundir import model_files, read_file, swap_in, sync_tree
 from . import processes
 from .prepared import Prepared
 from .telemetry import read_telemetry
@@ -38,7 +38,7 @@ class Run:
     @property
     def certificate(self) -> dict[str, Any] | None:
         path = self.folder / "certificate.json"
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+        return dict(json.loads(read_file(path))) if path.exists() else None
 
     def telemetry(self) -> list[dict[str, Any]]:
         return read_telemetry(self.folder / "telemetry.jsonl")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfideError
-from ..rundir import sync_folder
+from ..rundir import read_file, sync_folder, write_private
 
 # guarantees §7: no loss, norm, share or size of anything private, no seeds, no times of steps.
 ALLOWED = frozenset(
@@ -33,12 +33,8 @@ class Telemetry:
     def __init__(self, path: Path, slot: int, board: Path | None = None) -> None:
         self.path = path
         kept = [one for one in read_telemetry(path) if one["slot"] <= slot] if slot else []
-        draft = path.with_name(f"{path.name}.partial")
         with _disk(path):
-            draft.write_text("".join(json.dumps(one) + "\n" for one in kept), encoding="utf-8")
-            sync_folder(draft)
-            draft.replace(path)
-            sync_folder(path.parent)
+            write_private(path, *(json.dumps(one) + "\n" for one in kept))
         self._board = None if board is None else _board(board, slot)
 
     def write(self, **values: Any) -> None:
@@ -76,7 +72,7 @@ def _disk(path: Path) -> Iterator[None]:
 def read_telemetry(path: Path) -> list[dict[str, Any]]:
     """The lines that are whole: a kill may have left half of one, and a bad disk worse."""
     found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] if path.exists() else ():
+    for line in read_file(path).decode("utf-8", errors="replace").split("\n")[:-1] if path.exists() else ():
         with contextlib.suppress(ValueError, RecursionError):
             one = json.loads(line)
             if isinstance(one, dict) and isinstance(one.get("slot"), int):
