@@ -200,11 +200,19 @@ def test_tokens_with_filled_masks_cannot_be_made_again_and_nobody_is_told_to_rem
         stop_before(patch, "private_step", 3)
         with pytest.raises(KeyboardInterrupt):
             train_plan(made, tmp_path / "run")
-    tokens = next((tmp_path / "run" / "screened").glob("*/ids.bin"))
-    tokens.write_bytes(tokens.read_bytes()[:-1])
-    with pytest.raises(BadInput, match=r"cannot be made again.* from a backup, or start a new run") as told:
-        train_plan(plan_of(tmp_path / "run"), tmp_path / "run", resume=True)
-    assert "remove" not in str(told.value)
+    told = {}
+    for tokens in (tmp_path / "run" / "screened").glob("*/ids.bin"):
+        whole = tokens.read_bytes()
+        tokens.write_bytes(whole[:-1])
+        with pytest.raises(BadInput) as refused:
+            train_plan(plan_of(tmp_path / "run"), tmp_path / "run", resume=True)
+        told[tokens.parent.name] = str(refused.value)
+        tokens.write_bytes(whole)
+    drawn = [text for text in told.values() if "cannot be made again" in text]
+    assert drawn
+    assert all("from a backup, or start a new run" in text and "remove" not in text for text in drawn)
+    assert all("remove it, and they are made again" in text for text in told.values() if text not in drawn)
+    train_plan(plan_of(tmp_path / "run"), tmp_path / "run", resume=True)
 
 
 @pytest.mark.parametrize("interrupted", [0, 1])
