@@ -99,4 +99,5 @@ lock:
 	$(BIN)/python requirements/lock.py --licences
 
 clean:
-	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*
+	rm -rf $(VENV) demo build dist bench faults.jsonl fuzz.jsonl .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*
+	find src -name "*.so" -delete

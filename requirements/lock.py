@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "requirements"
 UV = "uv==0.13.7"
-LAYERS = {"base": [], "train": ["train", "report"], "dev": ["dev"], "bench": ["bench"]}  # each with those before it
+LAYERS = {"base": [], "train": ["train", "report", "review"], "dev": ["dev"], "bench": ["bench"]}  # each with those before it
 BY_VERSION = "torch"
 ITS_OWN = re.compile(r"(nvidia|cuda|triton)(-|$)")  # what only some builds of torch bring along, pinned by torch itself
 TOOLS = ("dev", "bench")  # extras that no user of confide needs
@@ -147,10 +147,10 @@ def licences() -> str:
         rows.append(f"| {name} | {one.version.partition('+')[0]} | {licence(one)} | {', '.join(wanted)} |")
     return f"""# Licences
 
-confide is under the Apache License 2.0. It ships no other package's code; these are the packages that `pip` installs with it (`confide`) or
+confide is under the Apache License 2.0. It ships no other package's code, and one list: `policies/words.txt` is made from SCOWL, whose notice (free use with the notice kept) stands in it. These are the packages that `pip` installs with it (`confide`) or
 with an extra, as they state their licences themselves, on Linux, at the locked versions. The extras {" and ".join(f"`{tool}`" for tool in TOOLS)}
 are for working on confide. None that a user needs is under the GPL or AGPL; python-stdnum is under the LGPL and is used unchanged, as a library.
-Other builds of torch bring NVIDIA's libraries along, under NVIDIA's own terms. Made by `make lock`.
+Other builds of torch bring NVIDIA's libraries along, under NVIDIA's own terms. The tests of the pages use axe-core from npm, under the MPL 2.0. Made by `make lock`.
 
 | package | version | licence | for |
 |---|---|---|---|

@@ -162,7 +162,7 @@ def _frames(error: BaseException) -> str:
 def _usage(error: Any) -> str:
     """A mistake in a command's use, with the option that was probably meant."""
     mistaken = getattr(error, "option_name", "")
-    near = difflib.get_close_matches(mistaken, getattr(error, "possibilities", None) or (), n=1)
+    near = difflib.get_close_matches(mistaken, getattr(error, "possibilities", None) or (), n=1, cutoff=0.7)
     if near:
         return f"No such option '{mistaken}'. Did you mean '{near[0]}'?"
     message, where = str(error.format_message()), getattr(error, "ctx", None)

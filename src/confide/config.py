@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.progress import Progress
 
-from .errors import BadInput, ConfideError, printable
+from .errors import BadInput, ConfideError, meant, printable
 from .plain_yaml import CONFIG, read_yaml
 from .rundir import locked, make_folder, write_private
 from .training.options import Options
@@ -31,8 +31,13 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     config = read_yaml(path, "the configuration")
-    if not isinstance(config, dict) or any(name not in SECTIONS for name in config):
+    if not isinstance(config, dict):
         raise BadInput(f"{path}: the sections are {', '.join(SECTIONS)}")
+    unknown = next((str(name) for name in config if name not in SECTIONS), None)
+    if unknown is not None:
+        raise BadInput(
+            f"{path}: there is no section {unknown[:40]!r}{meant(unknown, SECTIONS)}; the sections are {', '.join(SECTIONS)}"
+        )
     missing = [name for name in SECTIONS[:-1] if name not in config]
     if missing:
         raise BadInput(f"{path}: {missing[0]} is missing; the sections are {', '.join(SECTIONS)}")
@@ -64,6 +69,10 @@ def _value(name: Any, value: Any, here: Path) -> Any:
 def run_all(path: str | Path, progress: Progress | None = None) -> dict[str, Any]:
     """Screen, train and, if asked for, attack, in one folder; stages that are whole are not made again, interrupted ones go on."""
     config = read_config(path)
+    try:
+        Options.from_plain(config["train"])  # before hours of screening
+    except BadInput as error:
+        raise BadInput(f"{path}, train: {error}") from None
     out = Path(config["out"])
     try:
         make_folder(out)
@@ -74,7 +83,6 @@ def run_all(path: str | Path, progress: Progress | None = None) -> dict[str, Any
 
 
 def _run_all(config: dict[str, Any], out: Path, progress: Progress) -> dict[str, Any]:
-    Options.from_plain(config["train"])  # before hours of screening
     chosen = None if "attack" not in config else _attack_options(config["attack"])
     screened = _screen(config, out / "screened", _task(progress, "screening"))
     found = _train(config, screened, out, progress)

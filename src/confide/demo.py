@@ -6,6 +6,7 @@ Plain training and CRT see the same dialogues, in which one invented secret is p
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import math
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from rich.table import Table
 from .accounting import verify, write
 from .accounting.guarantees import up
 from .commands.shell import progress_bar
-from .errors import BadInput, Contradiction
+from .errors import BadInput, ConfideError, Contradiction
 from .rundir import new_folder
 from .screening import screen
 from .terminal import inert, say, show_certificate, show_plan, show_records, show_screened
@@ -50,6 +51,11 @@ def run(
     from .reporting import report
     from .training import make_plan
 
+    for name in ("matplotlib", "jinja2"):
+        if importlib.util.find_spec(name) is None:  # now, and not after minutes of training
+            raise ConfideError(
+                f"the demo ends with a report, which needs {name}: install it with `pip install 'confide[report]'`"
+            )
     new_folder(folder)
     console.rule("1  A corpus with secrets: simulated customers, all invented")
     sizes = simulate(folder / "corpus", dialogues, 0, max(60, dialogues * 3 // 5), lambda: None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 # What is raised by looking into data of another shape than expected
@@ -35,6 +37,12 @@ class Contradiction(ConfideError):
     def __init__(self, message: str, found: dict[str, Any] | None = None) -> None:
         super().__init__(message)
         self.found = found
+
+
+def meant(mistaken: str, known: Iterable[str]) -> str:
+    """Which of the known names was probably meant, as the end of a sentence; nothing if none is near."""
+    near = difflib.get_close_matches(mistaken, list(known), n=1, cutoff=0.7)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def printable(text: str) -> str:

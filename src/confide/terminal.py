@@ -181,7 +181,7 @@ def show_verified(console: Console, verified: Verified) -> None:
     say(
         console,
         f"[bold green]holds[/]: the chain of {verified.ledger_length} ledger entries is unbroken, and every number and sentence was "
-        f"recomputed from it ({taken} as the certificate states them)"
+        f"recomputed from it ({taken} as the certificate states {'it' if taken == 'delta' else 'them'})"
         f"{'; the model beside it (weights, configuration, vocabulary) is the one that the ledger names' * verified.model}\n",
     )
     show_certificate(console, certificate)
@@ -229,6 +229,12 @@ def show_screened(console: Console, manifest: dict[str, Any], folder: object) ->
     _fact(console, "", k["repeats"])
     recall = manifest["conservative"]["recall_class"]
     _fact(console, "private by", f"{manifest['conservative']['spec']}" + (f" (flags {recall})" if recall else ""))
+    if not manifest["public"] and manifest["conservative"]["spec"] == "everything":
+        say(
+            console,
+            "nothing is public, so that all training is noised: --conservative allowlist leaves records of plain words public",
+            indent=2,
+        )
     for warning in manifest["warnings"]:
         console.print(Padding(f"[bold red]warning[/]: {inert(warning)}", (0, 0, 0, 2)), highlight=False)
     say(console, f"in {inert(str(folder))} (SENSITIVE)")

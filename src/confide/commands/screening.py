@@ -78,7 +78,7 @@ def screen(
 
     Example:
 
-    confide screen chats.jsonl --policy patterns --unit turn -o screened
+    confide screen chats --policy patterns --unit turn --conservative allowlist
     """
     from ..accounting.events import check_count
     from ..records import Fields

@@ -120,6 +120,7 @@ def train(
     """
     from ..training import make_plan, plan_of, train_plan
 
+    ended = resume and (out / "model").is_dir()
     if resume:
         made = plan_of(out, screened, choices)
     elif screened is None:
@@ -145,6 +146,8 @@ def train(
         return
     from ..terminal import show_run
 
+    if ended:
+        Console().print("it had ended before: nothing was trained now", markup=False)
     show_run(Console(), found)
 
 

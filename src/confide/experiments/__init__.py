@@ -1,1 +1,1 @@
-"""Experiments: the simulated corpus, and later the papers' figures and tables."""
+"""Experiments: the simulated corpus, and the papers' figures and tables, from descriptions of runs to a page of results."""

@@ -63,8 +63,8 @@ def load_tokenizer(
     if not built_in:
         return prepare(pretrained(model_spec)), "pretrained"
     nothing = (
-        "the public part is empty, and a vocabulary is never trained on private text; give --tokenizer NAME|DIR for a "
-        "pretrained one, or --vocabulary-from FILE with text that is public"
+        "the public part is empty, and a vocabulary is never trained on private text; give --tokenizer NAME|DIR for a pretrained one or "
+        "--vocabulary-from FILE with text that is public, or screen again with --conservative allowlist, which leaves plain records public"
     )
     return train_bpe(public_texts() if public_texts else (), vocabulary_size, nothing), "public"
 

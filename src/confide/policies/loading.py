@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import re
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadInput
+from ..errors import BadInput, meant
 from ..plain_yaml import read_yaml
 from .base import REGISTRY, Entry, Policy
 from .compose import Exclude, Expression, Miss, Types, Union
@@ -53,10 +52,18 @@ def load(spec: str) -> Policy:
     name, colon, argument = spec.partition(":")
     entry = _shipped().get(name) or known_policies().get(name)
     if entry is None:
-        near = difflib.get_close_matches(name, known_policies(), n=1)
-        meant = f"did you mean {near[0]!r}? " if near else ""
-        raise BadInput(f"no policy is called {name[:60]!r}; {meant}`confide policies` lists them")
+        if "," in name:
+            raise BadInput(f"no policy is called {name[:60]!r}; several at once are written union(one, another)")
+        raise BadInput(f"no policy is called {name[:60]!r}{_hint(name)}; `confide policies` lists them")
     return entry.make(argument if colon else None)
+
+
+def _hint(name: str) -> str:
+    from .patterns import TYPES
+
+    if name.upper() in TYPES:
+        return f"; did you mean 'patterns:{name.upper()}'?"
+    return meant({"presidio": "pii"}.get(name.lower(), name), known_policies())
 
 
 def _plugin(point: EntryPoint) -> Entry:

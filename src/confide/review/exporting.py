@@ -34,7 +34,7 @@ def export(store: Store, file: str | Path, mask_rest: bool = False) -> dict[str,
     if waiting and not mask_rest:
         raise Refused(
             f"{waiting:,} of {len(store.order):,} records are not answered, and none may be dropped; answer them, or have "
-            "them written as a mask alone (mask_rest)"
+            "them written as a mask alone with --mask-rest"
         )
     for record in store.order:
         shown, states = store.records.read(record), _states(store, record)

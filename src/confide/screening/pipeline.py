@@ -9,7 +9,7 @@ import secrets as entropy
 import shutil
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .. import __version__, readers
-from ..errors import BadInput, ConfideError
+from ..errors import BadInput, ConfideError, meant
 from ..policies import Policy, load
 from ..records import MASK, Bad, Chunk, Record, Turn
 from ..rundir import write_private
@@ -65,6 +65,11 @@ def screen(
     if options is None:
         if policy is None:
             raise BadInput("name a policy: what counts as a secret? `confide policies` lists them")
+        known = {field.name for field in fields(Options)}
+        unknown = sorted(choices.keys() - known)
+        if unknown:
+            named = meant(unknown[0], known) or f"; known are {', '.join(sorted(known))}"
+            raise BadInput(f"unknown screening option {unknown[0][:40]!r}{named}")
         options = Options(policy, **choices)
     options = options.checked()
     found, conservative = load(options.policy), load(options.conservative)

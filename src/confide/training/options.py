@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from ..errors import BadInput
+from ..errors import BadInput, meant
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "method": ("crt", "dpsgd", "sdp", "jft", "redacted", "anonymized", "plain"),
@@ -304,7 +304,8 @@ class Options:
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(str(name) for name in plain.keys() - known)
         if unknown:
-            raise BadInput(f"unknown training option {unknown[0][:40]!r}; known are {', '.join(sorted(known))}")
+            named = meant(unknown[0], known) or "; `confide train --help-all` lists them"
+            raise BadInput(f"unknown training option {unknown[0][:40]!r}{named}")
         if "model" not in plain:
             raise BadInput(NO_MODEL)
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items()}
