@@ -87,7 +87,7 @@ SEARCH = Study(
     ) + tuple(
         Row(f"dpsgd on WikiText-2, learning_rate {rate:g}", WIKITEXT, "lstm", "dpsgd", WHOLE, {"epsilon": 4.91, "learning_rate": rate, "private_batch_size": 256, "batch_size": 32}) for rate in (1e-3, 4e-3, 2e-2)
     ) + tuple(
-        Row(f"dpsgd on SST-2, learning_rate {rate:g}", SST2, "encoder", "dpsgd", {"policy": "low-entity"}, {"learning_rate": rate}) for rate in (3e-4, 1e-3, 3e-3, 1e-2)
+        Row(f"dpsgd on SST-2, learning_rate {rate:g}", SST2, "encoder", "dpsgd", {"policy": "low-entity"}, {"learning_rate": rate}) for rate in (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
     ),
     ("epsilon", "ppl", "ppl_non_secret", "ppl_secret", "class_accuracy"), split="valid",
     notes="CustomerSim's options are searched for on dialogues that confide simulates: nobody's secrets are in them, and the choice costs no ε. "
