@@ -374,6 +374,17 @@ def test_tied_biases_have_twice_the_gradient() -> None:
     assert torch.allclose(RULE.measure(use).square + 2 * RULE.inner(use, use, frozenset({"bias_hh_l0"})), expected)
 
 
+def test_a_bias_that_two_lstms_share_has_its_cross_term() -> None:
+    one, other = build(), build()
+    other.bias_ih_l0 = one.bias_ih_l0
+    x = batch_loss(examples_of(4))
+    first, second = (record(module, x, BATCH, frozenset(NAMES))[0] for module in (one, other))
+    assert first.gradient is not None
+    assert second.gradient is not None
+    expected = (first.gradient.sum(1) * second.gradient.sum(1)).sum(1)
+    assert torch.allclose(RULE.inner(first, second, frozenset({"bias_ih_l0"})), expected)
+
+
 def test_biases_alone_have_their_cross_terms() -> None:
     module, x = build(), examples_of(5)
 

@@ -8,6 +8,7 @@ import pytest
 
 from confide.errors import BadInput
 from confide.records import MARK, Record
+from confide.screening import screen
 from confide.screening.canaries import PRESETS, Planting, canary_chunk, hide, parse_canaries, plant, write_canaries
 
 
@@ -90,6 +91,14 @@ def test_each_copy_is_a_document_of_one_group_with_its_secret():
     assert [chunk.planted[row.record.id] for row in chunk.rows] == [(first, "found", True)] * 3 + [
         (second, "found", False)
     ] * 3
+
+
+def test_a_secret_at_the_beginning_of_its_text_is_found_like_any_other(tmp_path):
+    (tmp_path / "c.jsonl").write_text('{"text": "nothing here"}\n')
+    spec = "number=3,copies=2,policy=found,format={digits:6} is my code"
+    made = screen(str(tmp_path / "c.jsonl"), "nothing", tmp_path / "out", canaries=spec, dedup="off", workers=1)
+    texts = [row["text"] for batch in made.batches("private", ("text",)) for row in batch.to_pylist()]
+    assert texts.count("<MASK> is my code") == 6
 
 
 def test_a_hidden_secret_leaves_a_mark_and_everything_else():

@@ -121,6 +121,11 @@ def test_the_folder_of_a_screening_goes_after_bad_input_and_stays_after_anything
     assert json.loads((partial / "plan.json").read_text()) == {"plan": "p"}
     with pytest.raises(BadInput, match="begun with another plan; resume with the same"):
         work(AssertionError(), resume=True, plan="q")
+    with (
+        pytest.raises(BadInput, match="begun with another newer; resume with the same"),
+        partial_folder(out, {"plan": "p", "newer": 1}, True),
+    ):
+        raise AssertionError
     with pytest.raises(BadInput, match="row 2"):
         work(BadInput("row 2"), resume=True)
     assert partial.exists()
