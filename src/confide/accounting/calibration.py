@@ -1,4 +1,4 @@
-"""Calibration: the smallest noise for a target, and the other questions people ask before they train."""
+"""Calibration: a target ε and δ come in; out come the smallest noise, the most steps or the batch size that meet it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CRT paper's figures 2 to 6."""
+"""The CRT paper's Figures 2 to 6, as descriptions: nothing comes in, a `Study` each goes out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models by name: the LSTM, a small GPT-2, or any Hugging Face model that needs no code of its own; and back to a folder.
+"""A name or a folder comes in, a model goes out: the LSTM, a small GPT-2, or any Hugging Face model that needs no code of its own; and back to a folder.
 
 Only configurations and safetensors are read, never pickles. What is random comes from a public seed.
 """

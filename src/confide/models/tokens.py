@@ -1,4 +1,4 @@
-"""Tokenizers: a pretrained one, or a byte-level BPE of public text; one id for masked secrets, one for padding.
+"""A name or public text comes in, a tokenizer goes out: a pretrained one, or a byte-level BPE; one id for masked secrets, one for padding.
 
 Nothing here takes private text: a vocabulary is read off its corpus, no noise covers it, and a rare name would become a
 token of the published tokenizer.

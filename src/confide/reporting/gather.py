@@ -19,7 +19,7 @@ from ..purging import PURGED
 from ..training.options import PRIVATE
 from . import reading
 from .commands import VALIDATED_BY, command, resume
-from .misses import public_misses
+from .misses import warnings_of
 from .verdict import Verdict, finished, judge, without_certificate
 
 CURVE_GROUPS = (1, 2, 3, 5)
@@ -88,13 +88,13 @@ class Found:
 def gather(folder: str | Path, *, curves: bool = True) -> Found:
     """Read a run and verify its certificate now. Without `curves` it takes less time, and is as sure."""
     folder = Path(folder)
-    config = reading.read_config(folder)
+    config = reading.configuration(folder)
     options, method = config["options"], str(config["options"]["method"])
     digest, screened = str(config.get("digest", "")), str(config.get("screened", ""))
     attack, review_again = command("attack", folder), command("review", screened)
     manifest, no_manifest = reading.read_manifest(screened, digest)
-    review, no_review = reading.read_review(screened, digest, review_again)
-    verdict, certificate, attacks = judge(folder, method, reading.read_attacks(folder, attack), review)
+    review, no_review = reading.review_of(screened, digest, review_again)
+    verdict, certificate, attacks = judge(folder, method, reading.attacks_of(folder, attack), review)
     accounts = reading.read_accounts(folder)
     validations = reading.read_validations(folder / "telemetry.jsonl", options)
     if verdict.kind == "broken":  # an ε that nothing supports is none
@@ -123,7 +123,7 @@ def gather(folder: str | Path, *, curves: bool = True) -> Found:
         manifest=manifest,
         review=review,
         attacks=attacks,
-        warnings=tuple(public_misses(review, options)),
+        warnings=tuple(warnings_of(review, options)),
         missing=tuple(missing),
     )
     if not curves or certificate is None or not found.holds or accounts is None:
@@ -139,7 +139,7 @@ def siblings(found: Found) -> tuple[list[Found], list[tuple[str, list[str]]]]:
         if config.parent == here:
             continue
         try:
-            if str(reading.read_config(config.parent).get("digest", "")) != found.digest:
+            if str(reading.configuration(config.parent).get("digest", "")) != found.digest:
                 continue
             other = gather(config.parent, curves=False)
         except ConfideError:

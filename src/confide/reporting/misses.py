@@ -9,7 +9,7 @@ from ..accounting.guarantees import many
 from ..wording import share, share_up
 
 
-def public_misses(review: Mapping[str, Any] | None, options: Mapping[str, Any]) -> Iterator[str]:
+def warnings_of(review: Mapping[str, Any] | None, options: Mapping[str, Any]) -> Iterator[str]:
     """The warning that belongs on the first screen: secrets that were seen in records without any protection.
 
     Where every record is trained on with noise, there are none.

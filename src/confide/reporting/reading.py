@@ -19,7 +19,7 @@ from ..rundir import read_file
 NUMBER = (int, float)
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def configuration(folder: Path) -> dict[str, Any]:
     """The configuration of a run; anything else is refused with the reason."""
     if not (folder / CONFIG).is_file():
         raise BadInput(f"{folder} is not a run: it holds no {CONFIG}; name a folder that confide train made")
@@ -30,7 +30,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def read_attacks(folder: Path, again: str) -> dict[str, Any] | None:
+def attacks_of(folder: Path, again: str) -> dict[str, Any] | None:
     """What attacks.json holds, None if there is none; `again`: the command that makes it anew."""
     path, remedy = folder / "attacks.json", f"remove it and run {again}"
     found = _json(path, remedy)
@@ -75,7 +75,7 @@ def read_manifest(screened: str, digest: str) -> tuple[dict[str, Any] | None, st
     return {"bad_rows": 0, "warnings": [], **found}, ""
 
 
-def read_review(screened: str, digest: str, again: str) -> tuple[dict[str, Any] | None, str]:
+def review_of(screened: str, digest: str, again: str) -> tuple[dict[str, Any] | None, str]:
     """The review of that screening; or None, and why. What it states is what its own counts give."""
     path, remedy = Path(screened) / "review.json", f"remove it and run {again}"
     found = _json(path, remedy) if screened else None

@@ -1,4 +1,4 @@
-"""The manifest: counts, choices and everything that a certificate must know about a screening; never any text."""
+"""The manifest: a screening's counts, choices and policies come in; out comes all that a certificate must know of it, never any text."""
 
 from __future__ import annotations
 

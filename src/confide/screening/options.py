@@ -1,4 +1,4 @@
-"""The choices of a screening, and which of them go together."""
+"""The choices of a screening: names and values come in, a checked set of them goes out, or the reason why they do not go together."""
 
 from __future__ import annotations
 
