@@ -21,7 +21,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "requirements"
 UV = "uv==0.13.7"
-LAYERS = {"base": [], "train": ["train", "report", "review"], "dev": ["dev"], "bench": ["bench"]}  # each with those before it
+LAYERS = {
+    "base": [],
+    "train": ["train", "report", "review"],
+    "dev": ["dev"],
+    "bench": ["bench"],
+}  # each with those before it
 BY_VERSION = "torch"
 ITS_OWN = re.compile(r"(nvidia|cuda|triton)(-|$)")  # what only some builds of torch bring along, pinned by torch itself
 TOOLS = ("dev", "bench")  # extras that no user of confide needs
