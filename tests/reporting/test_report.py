@@ -78,7 +78,7 @@ def test_the_certificates_sentences_are_these(make, tmp_path):
     sentences = {one["name"]: one["sentence"] for one in certificate["guarantees"]}
     assert sentences["per-secret"] == (
         "For all secrets (every record is private): for each one, whoever sees the model and all its intermediate states and knows "
-        "everything else in the corpus, any conclusion is at most e^1.22 = 3.38 times as likely as if <MASK> had stood there, plus "
+        "everything else in the corpus, any conclusion is at most e^1.22 ≤ 3.39 times as likely as if <MASK> had stood there, plus "
         "1e-05, and the other way round."
     )
     assert sentences["detected-secret"] == (

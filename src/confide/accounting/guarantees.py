@@ -147,7 +147,7 @@ def _odds(epsilon: float, delta: float) -> str:
     if not math.isfinite(epsilon):
         return "there is no finite bound"
     stated = up(epsilon)  # the factor is that of the epsilon that stands there, which is no smaller
-    factor = f"e^{stated}" + (f" = {up(math.exp(float(stated)))}" if epsilon < 12 else "")
+    factor = f"e^{stated}" + (f" ≤ {up(math.exp(float(stated)))}" if epsilon < 12 else "")
     return (
         f"any conclusion is at most {factor} times as likely as if <MASK> had stood there, plus {short_up(delta)}, and the "
         "other way round"
