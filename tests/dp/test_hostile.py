@@ -253,7 +253,8 @@ def test_large_terms_that_cancel_and_swallow_small_ones(model, inputs, exact, cl
     large = torch.tensor([2.0**20, 0.7 * 2.0**20])  # two that only together cancel the third: no symmetry helps
     force[:, 0], force[:, positions // 2], force[:, -1] = *large, -large.sum()
     _, sums = clipped(model(), {"x": x, "force": force}, forced, clip_norm=1.5, exact=exact, checked=False)
-    assert size(sums) <= 1.5 * (1 + 1e-6)
+    # Not much less, either: in single precision the bound on what rounding may have done would leave next to nothing of it
+    assert 0.8 < size(sums) <= 1.5 * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("exact", [True, False])
