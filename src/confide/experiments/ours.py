@@ -123,7 +123,7 @@ HEADLINE = Study(
     ),
     notes=f"The headline is the row `{FILLED}`, made again by `confide reproduce headline --only 'masks filled' --seeds 1`. DP-SGD trains on the secrets as they are, and so learns what a name or a "
     "number looks like, which masks hide from crt, unless an invented value stands in place of each mask while it trains: the ε is the same. A start from the corpus's own public lines is worth as much, and does not belong to crt alone: "
-    f"`{STARTED}` is dpsgd with that part of crt and without its redaction. Redaction is for what no noise can give: nothing at all of a caught secret is trained on. "
+    f"`{STARTED}` is dpsgd with that part of crt and without its redaction. Redaction is for what no noise can give: of a caught secret nothing at all is trained on, where the first weights are from outside. "
     "The ε of this table are those of one run each; the search for their options was on simulated dialogues, after an earlier one on the original (see there), which the certificates do not count. " + FAKER + LINES + TOKENS,
 )  # fmt: skip
 CANARIES = {"canaries": "crt", "missed": 0.5}
