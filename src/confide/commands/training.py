@@ -172,6 +172,8 @@ def run(
     from ..terminal import show_run
 
     show_run(Console(), found)
+    if (Path(found["run"]) / "attacks.json").is_file():
+        Console().print(f"attacked, within what is proven: confide report {found['run']} shows how", markup=False)
 
 
 @command()

@@ -48,7 +48,7 @@ COMMON = (  # options that `confide train --help` shows; the others are for --he
 
 HELP: dict[str, str] = {
     "model": "lstm, gpt2-tiny (with :key=value,… for other sizes), a folder, or a name on the model hub.",
-    "method": "crt, dpsgd, sdp, jft, or a baseline: redacted, anonymized, plain.",
+    "method": "crt (noise on what may hold a secret), dpsgd (on all), sdp, jft; without noise redacted, anonymized, plain.",
     "task": "causal (a language model) or classify.",
     "classes": "All labels of a classifier, with commas.",
     "tokenizer": "A folder or hub name, if not the model's own.",
