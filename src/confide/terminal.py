@@ -232,7 +232,7 @@ def show_screened(console: Console, manifest: dict[str, Any], folder: object) ->
     if not manifest["public"] and manifest["conservative"]["spec"] == "everything":
         say(
             console,
-            "nothing is public, so that all training is noised: --conservative allowlist leaves records of plain words public",
+            "nothing is public, so that crt has no step without noise: --conservative allowlist leaves records of plain words public",
             indent=2,
         )
     for warning in manifest["warnings"]:

@@ -28,7 +28,7 @@ MODEL = {
     "validation_share": 0.2,
     "seed": 0,
 }
-WITHOUT_NOISE = {"epochs": 20, "learning_rate": 2e-2, "batch_size": 16}
+WITHOUT_NOISE = {"epochs": 30, "learning_rate": 2e-2, "batch_size": 16}
 RUNS = {
     "plain": WITHOUT_NOISE,
     "redacted": WITHOUT_NOISE,
@@ -65,9 +65,6 @@ def found(runs):
     return {name: attack(run, samples=200, seed=0, **more.get(name, {})) for name, run in runs.items()}
 
 
-FOUND = 16  # bits of 19.93: among the first fifteen of a million. Which canaries are there is drawn anew each time, and the first rank is not sure
-
-
 def by_chance(exposure):
     """Whether a mean of exposures is one that a model which knows nothing shows, but for one time in a million."""
     number = exposure["number"]
@@ -75,7 +72,7 @@ def by_chance(exposure):
 
 
 def test_attacks_break_plain_training_and_fail_on_crt(found):
-    assert found["plain"]["exposure"]["max"] >= FOUND
+    assert found["plain"]["exposure"]["max"] >= 19
     assert found["plain"]["membership"]["strongest"]["auc"]["low"] > 0.55
     assert found["plain"]["membership"]["beats_blind"]
     assert found["redacted"]["exposure"]["max"] >= 15
@@ -219,7 +216,7 @@ def test_a_model_from_elsewhere_is_attacked_by_the_canaries_of_its_corpus(runs, 
     for name in ("canaries.json", "coins.json"):  # a claim for one record says nothing about three copies
         (planted / name).write_text((corpus.folder / name).read_text().replace('"copies": 3', '"copies": 1'))
     found = attack_model(model, planted, only=("exposure",), seed=0)
-    assert found["exposure"]["max"] >= FOUND
+    assert found["exposure"]["max"] >= 19
     with pytest.raises(SystemExit) as ended:
         main(
             [

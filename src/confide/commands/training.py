@@ -173,7 +173,7 @@ def run(
 
     show_run(Console(), found)
     if (Path(found["run"]) / "attacks.json").is_file():
-        Console().print(f"attacked, within what is proven: confide report {found['run']} shows how", markup=False)
+        Console().print(f"attacked: confide report {found['run']} shows what was found", markup=False)
 
 
 @command()
